@@ -1,0 +1,219 @@
+"""What a gateway and an engine say to each other.
+
+Every message is one MessagePack frame. The two unions at the bottom are the whole contract:
+a gateway may send any ``ToEngine``, an engine any ``ToGateway``. This module imports nothing
+but msgspec, so a gateway never loads torch.
+
+Rules
+-----
+* First frames: ``Hello`` then ``Welcome``; anything else closes the connection.
+* Every ``Submit`` is answered by exactly one terminal: a ``Refused``, or for each of its ``n``
+  choices one ``Output`` with ``finish`` set. ``Refused`` means *not started*: sending the
+  request to another engine is safe.
+* A closed connection cancels everything submitted on it.
+* At most ``Welcome.credits`` requests of one connection may be open at a time.
+* Tenants are opaque: a fairness key and a cache salt, never a name.
+
+Compatibility: fields are only ever appended, with a default. Removing a field or changing its
+meaning raises ``VERSION``, and ``Hello`` is refused.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Base of every frame: positional on the wire, tagged with its class name."""
+
+
+class Fact(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of the records that frames carry."""
+
+
+class Finish(StrEnum):
+    STOP = "stop"  # end-of-sequence or stop token; stop strings are the gateway's
+    LENGTH = "length"  # reached max_tokens or the context window
+    GRANT = "grant"  # the granted tokens ran out and no Grant arrived in time
+    CANCELLED = "cancelled"  # the gateway asked, or its connection closed
+    DEADLINE = "deadline"  # deadline_ms elapsed before completion
+    ERROR = "error"  # this request failed inside the engine; Output.error says why
+
+
+class RefusalCode(StrEnum):
+    QUEUE_FULL = "queue_full"  # retry after retry_ms, here or elsewhere
+    DRAINING = "draining"  # this engine is leaving; send it elsewhere
+    ADAPTER_MISSING = "adapter_missing"  # the store has no such digest
+    ADAPTER_INVALID = "adapter_invalid"  # the adapter cannot be loaded on this base
+    PROMPT_TOO_LONG = "prompt_too_long"  # prompt plus one token exceeds the context
+    NEVER_FITS = "never_fits"  # needs more pages than this engine has
+    INVALID = "invalid"  # a field is outside its range; detail names it
+
+
+class AdapterRef(Fact, frozen=True):
+    digest: str  # hash of the canonical content; the identity everywhere
+    rank: int  # the largest rank of any module
+
+
+class Sampling(Fact, frozen=True):
+    """How the next token is chosen. Defaults change nothing.
+
+    Order: penalties and bias, then temperature, top_k, top_p, min_p, then one draw whose random
+    number depends on (seed, position) alone.
+    """
+
+    temperature: float = 1.0  # 0 means the most likely token
+    top_p: float = 1.0
+    top_k: int = 0  # 0 means no limit
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: list[tuple[int, float]] = []  # (token, added to its logit)
+    min_tokens: int = 0  # end-of-sequence and stop tokens are barred before this many
+
+
+class Hello(Message, frozen=True):
+    gateway: str
+    version: int = VERSION
+
+
+class BaseInfo(Fact, frozen=True):
+    """The served base model, as far as a gateway needs to know it."""
+
+    fingerprint: str
+    architecture: str
+    vocab_size: int
+    quantization: str  # "gptq", "awq" or "none"
+    dtype: str
+
+
+class Welcome(Message, frozen=True):
+    engine: str
+    boot: str  # changes with every start of the engine
+    base: BaseInfo
+    max_model_len: int  # tokens, prompt plus completion
+    page_tokens: int
+    credits: int
+
+
+class Submit(Message, frozen=True):
+    request: str
+    tenant: str
+    tokens: list[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    adapter: AdapterRef | None = None
+    n: int = 1
+    stop_tokens: list[int] = []  # besides the model's own end-of-sequence tokens
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives per token; 0 gives the token's own
+    prompt_logprobs: int | None = None
+    granted: int | None = None  # tokens that may be generated before a Grant; None: max_tokens
+    deadline_ms: int | None = None  # relative, so clocks need not agree
+    priority: int = 0  # larger goes first
+
+
+class Grant(Message, frozen=True):
+    request: str
+    granted: int  # new total of tokens that may be generated
+
+
+class Cancel(Message, frozen=True):
+    request: str
+
+
+class Prefetch(Message, frozen=True):
+    """Bring an adapter closer before it is needed. Not answered."""
+
+    adapter: AdapterRef
+
+
+class Drain(Message, frozen=True):
+    """Refuse new work, finish what runs, then say Goodbye."""
+
+
+class AskMetrics(Message, frozen=True):
+    """Answered by one Metrics."""
+
+
+class AskCounts(Message, frozen=True):
+    """Answered by one Counts for each named request, in order."""
+
+    requests: list[str]
+
+
+class TokenLogprobs(Fact, frozen=True):
+    logprob: float  # of the token itself, after penalties, before temperature
+    top: list[tuple[int, float]] = []  # (token, logprob), most likely first
+
+
+class Usage(Fact, frozen=True):
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0  # of this choice
+
+
+class Output(Fact, frozen=True):
+    """Tokens of one choice of one request; terminal when ``finish`` is set."""
+
+    request: str
+    tokens: list[int]
+    finish: Finish | None = None
+    index: int = 0  # the choice
+    logprobs: list[TokenLogprobs] | None = None  # one per token
+    usage: Usage | None = None  # on terminals
+    stop_token: int | None = None  # the token that stopped it; not part of tokens
+    error: str = ""
+    prompt_logprobs: list[TokenLogprobs] | None = None  # on the first Output, from position 1
+    wants: int | None = None  # asks for a Grant: tokens generated and not yet granted soon
+
+
+class Step(Message, frozen=True):
+    """All tokens one forward pass produced for this gateway."""
+
+    outputs: list[Output]
+
+
+class Refused(Message, frozen=True):
+    """The request was never started; sending it to another engine is safe."""
+
+    request: str
+    code: RefusalCode
+    detail: str
+    retry_ms: int | None = None
+
+
+class Load(Message, frozen=True):
+    """Pushed on change, at most every 100 ms."""
+
+    running: int
+    waiting: int
+    free_pages: int
+    total_pages: int
+    resident: list[str] = []  # digests of adapters on the device
+
+
+class Metrics(Message, frozen=True):
+    text: str  # Prometheus text format
+
+
+class Counts(Message, frozen=True):
+    """What the engine's own record says about a request. All zero when unknown."""
+
+    request: str
+    boot: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finished: bool = False
+
+
+class Goodbye(Message, frozen=True):
+    reason: str
+
+
+ToEngine = Hello | Submit | Grant | Cancel | Prefetch | Drain | AskMetrics | AskCounts
+ToGateway = Welcome | Step | Refused | Load | Metrics | Counts | Goodbye

@@ -1,0 +1,75 @@
+"""The three hand-offs of one forward pass: decide → compute → tokens.
+
+The scheduler makes a ``StepPlan``, a ``Runner`` turns it into a ``StepResult``. Nothing here
+imports torch, so the whole scheduling brain is tested without it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.protocol import Sampling, TokenLogprobs
+
+NO_ADAPTER = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Sample one token after the last token of a chunk."""
+
+    sampling: Sampling
+    seed: int  # always set: the engine fills in one when the request gave none
+    position: int  # tokens generated so far in this sequence; (seed, position) fix the draw
+    prompt: Sequence[int]  # known tokens for penalties; views, never copied
+    output: Sequence[int]
+    barred: tuple[int, ...] = ()  # tokens that must not be drawn (min_tokens)
+    logprobs: int | None = None  # how many alternatives to report; None: nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One sequence's share of a forward pass: consecutive tokens to compute."""
+
+    sequence: int  # unique within a boot
+    tokens: Sequence[int]
+    start: int  # position of tokens[0]: the tokens already computed
+    pages: Sequence[int]  # page ids holding positions 0 .. start + len(tokens) - 1, in order
+    adapter: int = NO_ADAPTER  # row of the adapter table
+    draw: Draw | None = None  # None: the chunk ends before the last known token
+    prompt_logprobs: int | None = None  # report every token's log-probability but the first's
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    chunks: Sequence[Chunk]  # those of one adapter adjacent
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one chunk brought. ``failed`` names a fault of this row alone (non-finite logits)."""
+
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    drawn: Sequence[Drawn]  # one per chunk of the plan, in order
+
+
+class Pending(Protocol):
+    """A forward pass under way."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """Computes plans in the order they are launched. Belongs to the engine loop's thread."""
+
+    def launch(self, plan: StepPlan) -> Pending: ...

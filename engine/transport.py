@@ -1,0 +1,96 @@
+"""Length-prefixed MessagePack frames over any asyncio stream (unix socket, TCP, TLS).
+
+An address is ``unix:/path/to.sock`` or ``tcp:host:port``.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+MAX_FRAME = 16 << 20  # bytes; a 128k-token prompt is well under 1 MiB
+
+
+class ConnectionLost(Exception):
+    """The peer closed, died or sent a frame we cannot accept."""
+
+
+class AddressInvalid(ValueError):
+    """Neither ``unix:PATH`` nor ``tcp:HOST:PORT``."""
+
+
+class Connection(Generic[In, Out]):
+    """One ordered, bidirectional stream of typed messages. Belongs to one event loop."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incoming: Any
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._decode = msgspec.msgpack.Decoder(incoming).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def write(self, message: Out) -> int:
+        """Queue a frame without waiting; returns the bytes the peer has yet to take."""
+        frame = self._encode(message)
+        if len(frame) > MAX_FRAME:
+            raise ConnectionLost(f"frame of {len(frame)} bytes exceeds {MAX_FRAME}")
+        self._writer.write(len(frame).to_bytes(4, "little") + frame)
+        return self._writer.transport.get_write_buffer_size()
+
+    async def send(self, message: Out) -> None:
+        try:
+            self.write(message)
+            await self._writer.drain()  # back-pressure: waits while the peer is slow
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    async def receive(self) -> In:
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "little")
+            if size > MAX_FRAME:
+                raise ConnectionLost(f"frame of {size} bytes exceeds {MAX_FRAME}")
+            message: In = self._decode(await self._reader.readexactly(size))
+            return message
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
+            raise ConnectionLost(str(error) or "the peer closed the connection") from error
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to an address. Raises AddressInvalid or ConnectionLost."""
+    kind, _, rest = address.partition(":")
+    try:
+        if kind == "unix" and rest:
+            return await asyncio.open_unix_connection(rest)
+        host, _, port = rest.rpartition(":")
+        if kind == "tcp" and host and port.isdigit():
+            return await asyncio.open_connection(host, int(port))
+    except OSError as error:
+        raise ConnectionLost(f"{address}: {error}") from error
+    raise AddressInvalid(f"{address!r} is neither unix:PATH nor tcp:HOST:PORT")
+
+
+async def listen(address: str, handler: Handler) -> asyncio.Server:
+    """Accept connections on an address. A stale unix socket file is replaced."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        Path(rest).unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(handler, rest)
+        Path(rest).chmod(0o600)
+        return server
+    host, _, port = rest.rpartition(":")
+    if kind == "tcp" and host and port.isdigit():
+        return await asyncio.start_server(handler, host, int(port))
+    raise AddressInvalid(f"{address!r} is neither unix:PATH nor tcp:HOST:PORT")

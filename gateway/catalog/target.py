@@ -1,0 +1,20 @@
+"""What a public model name means today, for one project."""
+
+from dataclasses import dataclass
+
+from engine.protocol import AdapterRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    public_name: str  # as the client wrote it, and as answers repeat it
+    base_model: str  # the base's served name
+    adapter: AdapterRef | None = None
+    adapter_id: str | None = None  # adp_…
+    created: int = 0  # unix seconds
+    owner: str = ""  # project name, or "loratorio" for the base
+
+    @property
+    def fingerprint(self) -> str:
+        """The ``system_fingerprint`` of answers: which weights produced them."""
+        return f"fp_{self.adapter.digest[:16]}" if self.adapter else "fp_base"

@@ -1,0 +1,183 @@
+"""Every way a request can fail, as the caller sees it.
+
+A leaf class is one documented outcome: a status, a stable code, OpenAI's type, and whether a
+retry can help. Services raise these; one handler renders them. Nothing else in the gateway
+chooses a status code. Messages never carry a key, a prompt or another tenant's name.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Root of the tree. ``param`` is the path of the field at fault, as the client wrote it."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    code: ClassVar[str | None] = "internal_error"
+    kind: ClassVar[str] = "server_error"
+    retryable: ClassVar[bool | None] = None  # x-should-retry; None leaves it to the client
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.detail_code = code or self.code
+        self.retry_after = retry_after  # seconds
+        self.extra_headers = dict(headers or {})
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.detail_code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        headers = dict(self.extra_headers)
+        if self.retry_after is not None:
+            milliseconds = max(1, round(self.retry_after * 1000))
+            headers["retry-after-ms"] = str(milliseconds)
+            headers["retry-after"] = str(-(-milliseconds // 1000))
+        if self.retryable is not None:
+            headers["x-should-retry"] = "true" if self.retryable else "false"
+        return headers
+
+
+class InvalidRequest(GatewayError):
+    status, kind = HTTPStatus.BAD_REQUEST, "invalid_request_error"
+    code = "invalid_value"
+
+
+class InvalidJson(InvalidRequest):
+    code = None
+
+
+class InvalidType(InvalidRequest):
+    code = "invalid_type"
+
+
+class MissingParameter(InvalidRequest):
+    code = "missing_required_parameter"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthenticated(GatewayError):
+    """Missing, malformed, unknown, expired or revoked: one and the same answer."""
+
+    status, kind = HTTPStatus.UNAUTHORIZED, "invalid_request_error"
+    code = "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Incorrect API key provided.", headers={"www-authenticate": "Bearer"}
+        )
+
+
+class PermissionDenied(GatewayError):
+    status, kind = HTTPStatus.FORBIDDEN, "permission_error"
+    code = "permission_denied"
+
+
+class RouteNotFound(GatewayError):
+    status, kind = HTTPStatus.NOT_FOUND, "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    status, kind = HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class ModelNotFound(GatewayError):
+    """Also raised for another tenant's adapter: existence is not disclosed."""
+
+    status, kind = HTTPStatus.NOT_FOUND, "invalid_request_error"
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The model {name[:200]!r} does not exist or you do not have access to it.",
+            param="model",
+        )
+
+
+class Conflict(GatewayError):
+    status, kind = HTTPStatus.CONFLICT, "invalid_request_error"
+    code = "conflict"
+
+
+class BodyTooLarge(GatewayError):
+    status, kind = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(GatewayError):
+    status, kind = HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class RequestsLimited(GatewayError):
+    status, kind = HTTPStatus.TOO_MANY_REQUESTS, "requests"
+    code = "rate_limit_exceeded"
+
+
+class TokensLimited(GatewayError):
+    status, kind = HTTPStatus.TOO_MANY_REQUESTS, "tokens"
+    code = "rate_limit_exceeded"
+
+
+class NeverWithinTokenLimit(TokensLimited):
+    """One request larger than the whole limit: waiting cannot help."""
+
+    retryable = False
+
+
+class Unavailable(GatewayError):
+    status, kind = HTTPStatus.SERVICE_UNAVAILABLE, "server_error"
+    code = "server_is_overloaded"
+
+
+class NoEngine(Unavailable):
+    code = "no_engine"
+
+
+class AdapterFailed(Unavailable):
+    """The adapter exists but the engine cannot load it."""
+
+    code = "adapter_unavailable"
+    retryable = False
+
+
+class QuotaBackendUnavailable(Unavailable):
+    code = "quota_backend_unavailable"
+
+
+class EngineLost(Unavailable):
+    """The engine died mid-request; tokens already received are billed, the rest is not."""
+
+    code = "engine_lost"
+
+
+class DeadlineExceeded(GatewayError):
+    status, kind = HTTPStatus.GATEWAY_TIMEOUT, "server_error"
+    code = "deadline_exceeded"

@@ -1,0 +1,17 @@
+"""Who is asking. Found once per request from an in-process snapshot; never from the database."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """One API key's holder. The project is the tenant: the unit of isolation."""
+
+    organisation: str  # org_…
+    project: str  # prj_…
+    project_name: str
+    key: str  # key_…
+    tenant: str  # opaque hash of the project, as engines see it
+    requests_per_minute: int | None = None  # None: unlimited
+    tokens_per_minute: int | None = None
+    admin: bool = False  # admin keys call no inference route
