@@ -1,0 +1,167 @@
+"""Everything a gateway needs to know before it starts, checked once.
+
+The supervisor writes these as a JSON file (mode 0600, for it may hold database passwords) and
+``python -m gateway serve --settings FILE`` reads it. Nothing below ``__main__`` reads an
+environment variable, and no other module derives these paths again.
+"""
+
+import ipaddress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class ConfigError(ValueError):
+    """The gateway cannot start with these settings. The message says what to change."""
+
+
+class Secret:
+    """A string that no log, traceback or ``repr`` shows. ``reveal()`` gives it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    data_dir: Path  # database, pepper, usage log, adapter store; made if missing
+    model_dir: Path  # tokenizer and chat template of the base
+    served_model_name: str  # the base's public name, reserved in every project
+    engines: tuple[str, ...]  # addresses: "unix:/path" or "tcp:host:port"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 9090  # 0 picks a free one
+    database_url: Secret | None = None  # None: SQLite in data_dir
+    redis_url: Secret | None = None  # None: limits are counted in this process
+    pepper: Secret | None = None  # hex; None: the file in data_dir, made once
+    key_environment: str = "live"  # the middle of sk-live-…
+    open: bool = False  # any or no key maps to open_tenant; loopback only
+    open_tenant: str = "acme"
+    max_body_bytes: int = 8 << 20
+    max_inflight: int = 1024  # requests admitted at once, over all engines
+    request_timeout_s: float = 600.0
+    epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
+    limit_deadline_s: float = 0.25  # longest wait for the limit store
+    settle_interval_s: float = 0.5  # how often the usage log goes to the database
+
+    def __post_init__(self) -> None:
+        if not self.served_model_name or not self.served_model_name.isprintable():
+            raise ConfigError("served_model_name must be a printable, non-empty name")
+        if not self.engines:
+            raise ConfigError("engines: give at least one engine address")
+        for name in ("port", "metrics_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name}={getattr(self, name)} must be between 0 and 65535")
+        for name in ("max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        if not (self.key_environment.isascii() and self.key_environment.isalnum()):
+            raise ConfigError(f"key_environment={self.key_environment!r}: ASCII letters and digits")
+        if self.key_environment == "admin":
+            raise ConfigError("key_environment='admin' is reserved for admin keys")
+        if self.open and not is_loopback(self.host):
+            raise ConfigError(f"open needs a loopback host, not {self.host}: it asks for no key")
+
+    @property
+    def database(self) -> str:
+        """SQLAlchemy URL, with its password: for the engine only."""
+        return database_url(self.data_dir, self.database_url)
+
+    @property
+    def pepper_file(self) -> Path:
+        return self.data_dir / "pepper"
+
+    @property
+    def adapter_store(self) -> Path:
+        return self.data_dir / "adapters"
+
+    @property
+    def base_spec_file(self) -> Path:
+        """What the served base looks like, for validating adapters without an engine."""
+        return self.data_dir / "base.json"
+
+    @property
+    def usage_log_dir(self) -> Path:
+        return self.data_dir / "usage"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Settings":
+        """Raises ConfigError naming the field."""
+        try:
+            settings: Settings = msgspec.json.decode(
+                text, type=cls, strict=True, dec_hook=_decode_hook
+            )
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"settings are not JSON: {error}") from error
+        return settings
+
+    def to_json(self) -> bytes:
+        """With the secrets revealed: write it with mode 0600."""
+        record = {f.name: getattr(self, f.name) for f in fields(self)}
+        return msgspec.json.format(msgspec.json.encode(record, enc_hook=_encode_hook))
+
+
+def database_url(data_dir: Path, given: Secret | None) -> str:
+    """The URL with its async driver: SQLite in the data directory unless one is given."""
+    if given is None:
+        return f"sqlite+aiosqlite:///{data_dir.absolute() / 'loratorio.db'}"
+    url = given.reveal()
+    for plain, driver in _DRIVERS.items():
+        if url.startswith(f"{plain}://"):
+            return f"{driver}://{url.removeprefix(f'{plain}://')}"
+    if url.startswith(tuple(f"{driver}://" for driver in _DRIVERS.values())):
+        return url
+    raise ConfigError("database_url must start with sqlite:// or postgresql://")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+asyncpg",
+    "postgresql": "postgresql+asyncpg",
+}
+
+
+def _decode_hook(kind: type, value: Any) -> Any:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(kind)
+
+
+def _encode_hook(value: Any) -> Any:
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))

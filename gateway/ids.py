@@ -1,0 +1,12 @@
+"""Ids: a prefix that says what, then a UUIDv7, so that they sort by time of making."""
+
+from typing import Literal
+
+from uuid_utils import uuid7
+
+Prefix = Literal["org", "prj", "adp", "prc", "req", "log"]
+
+
+def new_id(prefix: Prefix) -> str:
+    """For example ``req_0193a6f2…``: 32 hexadecimal digits after the prefix."""
+    return f"{prefix}_{uuid7().hex}"
