@@ -64,6 +64,10 @@ class Connection(Generic[In, Out]):
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever the peer has not taken."""
+        self._writer.transport.abort()
+
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -86,11 +90,15 @@ async def listen(address: str, handler: Handler) -> asyncio.Server:
     """Accept connections on an address. A stale unix socket file is replaced."""
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
-        Path(rest).unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(handler, rest)
-        Path(rest).chmod(0o600)
-        return server
+        return await _listen_on_file(Path(rest), handler)
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and host and port.isdigit():
         return await asyncio.start_server(handler, host, int(port))
     raise AddressInvalid(f"{address!r} is neither unix:PATH nor tcp:HOST:PORT")
+
+
+async def _listen_on_file(path: Path, handler: Handler) -> asyncio.Server:
+    path.unlink(missing_ok=True)  # noqa: ASYNC240  once, before anyone is served
+    server = await asyncio.start_unix_server(handler, path)
+    path.chmod(0o600)  # noqa: ASYNC240
+    return server

@@ -1,0 +1,23 @@
+"""What loading a model yields: the parts `python -m engine` composes into a serving engine.
+
+Torch-free, so that the composition and its tests need no GPU library.
+`engine.runner.build_runner(config: EngineConfig) -> Built[PackedAdapter]` makes one.
+"""
+
+from dataclasses import dataclass
+from typing import Generic
+
+from engine.protocol import BaseInfo
+from engine.residency import AdapterMemory, HostCache, P
+from engine.step import Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built(Generic[P]):
+    runner: Runner
+    memory: AdapterMemory[P]
+    base: BaseInfo
+    num_pages: int  # pages of the pool, KV and adapters together
+    max_model_len: int  # tokens: the configured limit, or the model's own when none is set
+    eos: frozenset[int]  # tokens that end a sequence, from the model's generation config
+    adapters: HostCache[P] | None  # None: no adapter store is configured

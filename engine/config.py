@@ -1,0 +1,89 @@
+"""Everything an engine needs to know before it starts, checked once.
+
+Read at start-up, frozen, passed down by argument. Nothing below ``__main__`` reads an
+environment variable, and no other module computes these numbers again.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.errors import ConfigError
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"  # what is fastest on the device and the checkpoint allows
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model: str  # directory of the checkpoint
+    listen: str = "unix:engine.sock"  # unix:PATH or tcp:HOST:PORT
+    name: str = "engine"
+    adapter_store: str | None = None  # directory; None: base model only
+    data_dir: str | None = None  # where token counts are recorded; None: memory only
+    device: Device = Device.AUTO
+    dtype: Dtype = Dtype.AUTO
+    threads: int | None = None  # compute threads on CPU; None: the library's choice
+    deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
+    enforce_eager: bool = False
+
+    max_model_len: int | None = None  # tokens, prompt plus completion; None: the model's own
+    max_num_seqs: int = 256  # sequences per forward pass
+    max_num_batched_tokens: int = 2048  # tokens per forward pass
+    page_tokens: int = 64  # tokens per page
+    gpu_memory_utilization: float = 0.90  # of total device memory
+    pool_bytes: int | None = None  # of the page pool; None: measured on CUDA, modest on CPU
+    host_cache_bytes: int = 1 << 30  # of adapters kept in host memory
+
+    max_waiting: int = 1024  # sequences that may wait before Refused queue_full
+    max_adapter_loads: int = 16  # cold adapters brought to host memory at a time
+    grant_ahead: int = 64  # tokens before the end of a grant at which more is asked for
+    grant_step: int = 256  # how many more are asked for
+    grant_timeout_s: float = 5.0  # a sequence without a grant ends after this long
+    drain_timeout_s: float = 30.0  # what still runs then is ended with an error
+    max_write_buffer: int = 8 << 20  # bytes a gateway may leave unread before it is dropped
+
+    def __post_init__(self) -> None:
+        self._at_least("page_tokens", self.page_tokens, 1)
+        self._at_least("max_num_seqs", self.max_num_seqs, 1)
+        self._at_least("max_waiting", self.max_waiting, 1)
+        self._at_least("max_adapter_loads", self.max_adapter_loads, 1)
+        self._at_least("grant_step", self.grant_step, 1)
+        self._at_least("grant_ahead", self.grant_ahead, 0)
+        self._at_least("host_cache_bytes", self.host_cache_bytes, 0)
+        self._at_least("max_write_buffer", self.max_write_buffer, 1)
+        for name in ("threads", "pool_bytes"):
+            if (value := getattr(self, name)) is not None:
+                self._at_least(name, value, 1)
+        if self.max_model_len is not None:
+            self._at_least("max_model_len", self.max_model_len, 2)  # one prompt token, one more
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs={self.max_num_seqs}: each running sequence computes a token per pass"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0, at most 1"
+            )
+        for name in ("grant_timeout_s", "drain_timeout_s"):
+            if (seconds := getattr(self, name)) < 0:
+                raise ConfigError(f"{name}={seconds} must not be negative")
+
+    def _at_least(self, name: str, value: int, least: int) -> None:
+        if value < least:
+            raise ConfigError(f"{name}={value} must be at least {least}")
+
+    @property
+    def credits(self) -> int:
+        """Requests one gateway may have open: enough to fill the engine and its queue."""
+        return self.max_num_seqs + self.max_waiting
