@@ -1,0 +1,62 @@
+# Every target does its own set-up. `make` alone lists them.
+
+PY ?= $(shell for p in python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+ARGS ?=
+UNIT := -m "not gpu and not slow and not e2e"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check lint test-gpu bench-cpu bench-gpu report clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  Arguments are passed with ARGS, e.g. make serve ARGS="--port 9000 --open"'
+
+setup: .venv/dev-ready ## make .venv with everything development needs
+
+serve: .venv/run-ready ## serve the demo model and its adapters (Ctrl-C stops)
+	@$(BIN)/loratorio serve --demo $(ARGS)
+
+test: .venv/dev-ready ## run every test that needs no GPU
+	@status=0; \
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS) || status=$$?; \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m "not gpu" || status=$$?; \
+	exit $$status
+
+check: lint ## format, lint, types, imports and unit tests: before every commit
+	$(BIN)/python -m pytest -q $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine
+
+lint: .venv/dev-ready ## format, lint, types and imports, without tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-gpu: .venv/dev-ready ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench-cpu: .venv/dev-ready ## measure serving on this CPU, into bench/results
+	$(BIN)/python -m bench.cpu $(ARGS)
+
+bench-gpu: .venv/dev-ready ## measure kernels and steps on this GPU, into bench/results
+	$(BIN)/python -m bench.gpu $(ARGS)
+
+report: .venv/dev-ready ## write the numbers of bench/results into README.md
+	$(BIN)/python -m bench.report
+
+clean: ## remove the virtual environment, caches and the demo's data
+	rm -rf .venv .data .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PY)" || { echo "Python 3.11 or newer is needed; name it with PY=..." >&2; exit 1; }
+	$(PY) -m venv .venv
+
+.venv/run-ready: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[gateway,engine]'
+	@touch $@
+
+.venv/dev-ready: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[gateway,engine,train,dev]'
+	@touch $@ .venv/run-ready

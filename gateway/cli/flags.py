@@ -1,0 +1,245 @@
+"""The flags of ``loratorio serve``: those people know from vLLM, and a few of our own.
+
+A flag that this design has no need for is accepted, so that a known command line runs unchanged,
+and answered with one sentence that says why. A flag that would change the result and is not
+there yet is refused.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEFAULT_DATA_DIR = Path(".data")
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+# flag -> (whether a value follows it, why it is not needed)
+UNNEEDED: dict[str, tuple[bool, str]] = {
+    "--enable-lora": (False, "adapters are always on"),
+    "--max-loras": (True, "there are no slots: adapters share the page pool"),
+    "--max-cpu-loras": (True, "the host cache is bounded by bytes, not by adapters"),
+    "--max-lora-rank": (True, "every adapter is served at its own rank"),
+    "--lora-dtype": (True, "adapters take the compute dtype"),
+    "--fully-sharded-loras": (False, "there is one device"),
+    "--enable-chunked-prefill": (False, "prefill is always chunked"),
+    "--no-enable-chunked-prefill": (False, "prefill is always chunked, so no prompt stalls the rest"),
+    "--disable-log-requests": (False, "prompts are never logged"),
+    "--no-enable-log-requests": (False, "prompts are never logged"),
+    "--trust-remote-code": (False, "code in a checkpoint is never run"),
+    "--swap-space": (True, "nothing is swapped"),
+}
+DTYPES = {"half": "float16", "float": "float32"}
+QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+
+
+class FlagsInvalid(ValueError):
+    """Flags that contradict each other or ask for what is not there. One sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """``--lora-modules name=path``: an adapter on disk and the name clients call it by."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """One parsed command line, checked against itself but not yet against the machine."""
+
+    model: Path | None  # None: the demo model
+    demo: bool
+    host: str
+    port: int  # 0: any free one
+    metrics_port: int
+    open: bool
+    deterministic: bool
+    served_model_name: str | None
+    device: str
+    dtype: str
+    quantization: str  # "auto": whatever the tensors say
+    data_dir: Path
+    database_url: str | None
+    redis_url: str | None
+    ready_file: Path | None
+    lora_modules: tuple[LoraModule, ...]
+    engine_flags: tuple[str, ...]  # handed on as they are
+    unneeded: tuple[str, ...] = field(default=())  # sentences to print
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("what to serve")
+    model.add_argument("model_tag", nargs="?", metavar="MODEL", help="same as --model")
+    model.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint on this machine")
+    model.add_argument("--demo", action="store_true",
+                       help="serve the demo model and its adapters (made on the first start)")
+    model.add_argument("--served-model-name", metavar="NAME", help="what clients call the base")
+    model.add_argument("--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=DIR",
+                       help="PEFT adapters to serve for the default project")
+    model.add_argument("--quantization", "-q", default="auto", metavar="METHOD",
+                       choices=["auto", "none", "awq", "gptq", *QUANTIZATIONS],
+                       help="refuse a checkpoint that is stored otherwise (default: auto)")
+    _add_address(parser.add_argument_group("where"))
+    _add_state(parser.add_argument_group("state"))
+    _add_engine(parser.add_argument_group("engine (handed to it as they are)"))
+    ignored = parser.add_argument_group("accepted and not needed")
+    for flag, (takes_value, why) in UNNEEDED.items():
+        if takes_value:
+            ignored.add_argument(flag, metavar="…", help=why)
+        else:
+            ignored.add_argument(flag, action="store_true", help=why)
+
+
+def _add_address(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    group.add_argument("--port", type=_port, default=8000, help="default: %(default)s")
+    group.add_argument("--metrics-port", type=_port, default=8001, metavar="PORT",
+                       help="Prometheus metrics, on the same host (default: %(default)s)")
+    group.add_argument("--open", action="store_true",
+                       help="any API key, or none, is the first demo project; loopback only")
+    group.add_argument("--ready-file", type=Path, metavar="FILE",
+                       help="written when the server answers: addresses, keys and models as JSON")
+
+
+def _add_state(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, metavar="DIR",
+                       help="database, adapters, usage log, demo model (default: %(default)s)")
+    group.add_argument("--database-url", metavar="URL",
+                       help="postgresql://… (default: SQLite in the data directory)")
+    group.add_argument("--redis-url", metavar="URL",
+                       help="share rate limits between gateways (default: in process)")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    group.add_argument("--dtype", default="auto",
+                       choices=["auto", "bfloat16", "float16", "float32", *DTYPES])
+    group.add_argument("--max-model-len", type=_positive, metavar="TOKENS",
+                       help="prompt plus completion (default: what the model and memory allow)")
+    group.add_argument("--max-num-seqs", type=_positive, metavar="N", help="sequences per step")
+    group.add_argument("--max-num-batched-tokens", type=_positive, metavar="TOKENS",
+                       help="tokens per forward pass")
+    group.add_argument("--block-size", type=_positive, metavar="TOKENS", help="tokens per page")
+    group.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE",
+                       help="share of the device's memory to use")
+    group.add_argument("--enforce-eager", action="store_true", help="no captured graphs")
+    group.add_argument("--deterministic", action="store_true",
+                       help="a request's tokens never depend on who shares the batch")
+    group.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, metavar="1",
+                       help="only 1 is possible")
+
+
+PASSED_ON = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+             "gpu_memory_utilization")  # fmt: skip
+
+
+def read_serve(arguments: argparse.Namespace) -> ServeOptions:
+    """Turn parsed arguments into options. Raises FlagsInvalid."""
+    model = _model(arguments)
+    _refuse_contradictions(arguments)
+    return ServeOptions(
+        model=model,
+        demo=arguments.demo,
+        host=arguments.host,
+        port=arguments.port,
+        metrics_port=arguments.metrics_port,
+        open=arguments.open,
+        deterministic=arguments.deterministic,
+        served_model_name=arguments.served_model_name,
+        device=arguments.device,
+        dtype=DTYPES.get(arguments.dtype, arguments.dtype),
+        quantization=QUANTIZATIONS.get(arguments.quantization, arguments.quantization),
+        data_dir=arguments.data_dir.expanduser().resolve(),
+        database_url=arguments.database_url,
+        redis_url=arguments.redis_url,
+        ready_file=arguments.ready_file,
+        lora_modules=parse_lora_modules(arguments.lora_modules),
+        engine_flags=_engine_flags(arguments),
+        unneeded=_unneeded(arguments),
+    )
+
+
+def parse_lora_modules(texts: Sequence[str]) -> tuple[LoraModule, ...]:
+    """Each ``name=path``, or vLLM's JSON ``{"name": …, "path": …}``. Raises FlagsInvalid."""
+    modules = tuple(_lora_module(text) for text in texts)
+    names = [module.name for module in modules]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise FlagsInvalid(f"--lora-modules names {sorted(repeated)[0]!r} twice")
+    return modules
+
+
+def _lora_module(text: str) -> LoraModule:
+    if text.startswith("{"):
+        try:
+            fields = json.loads(text)
+            return LoraModule(str(fields["name"]), Path(fields["path"]).expanduser().resolve())
+        except (ValueError, KeyError, TypeError) as error:
+            raise FlagsInvalid(
+                f'--lora-modules {text!r} is not JSON with "name" and "path"'
+            ) from error
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise FlagsInvalid(f"--lora-modules {text!r} is not NAME=DIR")
+    return LoraModule(name, Path(path).expanduser().resolve())
+
+
+def _model(arguments: argparse.Namespace) -> Path | None:
+    named = [m for m in (arguments.model, arguments.model_tag) if m is not None]
+    if arguments.demo and named:
+        raise FlagsInvalid("--demo brings its own model: leave out --model, or leave out --demo")
+    if len(named) > 1:
+        raise FlagsInvalid("the model is given twice: as MODEL and as --model")
+    if not named and not arguments.demo:
+        raise FlagsInvalid("nothing to serve: give --model DIR, or --demo for the demo model")
+    return Path(named[0]).expanduser().resolve() if named else None
+
+
+def _refuse_contradictions(arguments: argparse.Namespace) -> None:
+    if arguments.tensor_parallel_size != 1:
+        raise FlagsInvalid(
+            f"--tensor-parallel-size {arguments.tensor_parallel_size} is not possible: "
+            "an engine uses one device"
+        )
+    if arguments.open and arguments.host not in LOOPBACK:
+        raise FlagsInvalid(
+            f"--open lets anyone in, so it needs a loopback --host, not {arguments.host}"
+        )
+    if arguments.port and arguments.port == arguments.metrics_port:
+        raise FlagsInvalid(f"--port and --metrics-port are both {arguments.port}")
+    share = arguments.gpu_memory_utilization
+    if share is not None and not 0.0 < share < 1.0:
+        raise FlagsInvalid(f"--gpu-memory-utilization {share} is not between 0 and 1")
+
+
+def _engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+    flags: list[str] = []
+    for name in PASSED_ON:
+        if (value := getattr(arguments, name)) is not None:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    flags += ["--enforce-eager"] if arguments.enforce_eager else []
+    flags += ["--deterministic"] if arguments.deterministic else []
+    return tuple(flags)
+
+
+def _unneeded(arguments: argparse.Namespace) -> tuple[str, ...]:
+    given = vars(arguments)
+    return tuple(
+        f"{flag} is not needed: {why}"
+        for flag, (_, why) in UNNEEDED.items()
+        if given[flag[2:].replace("-", "_")]
+    )
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isdigit() else -1
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
+    return number
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)

@@ -1,0 +1,81 @@
+"""The ``loratorio`` command. Imports no torch: what needs it is handed to ``python -m engine``."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from gateway.cli import admin
+from gateway.cli.console import Console
+from gateway.cli.flags import FlagsInvalid, add_serve, read_serve
+from gateway.cli.serve import serve
+
+DESCRIPTION = "One 4-bit base model, very many LoRA adapters, many tenants, one batch."
+
+# command -> (arguments put before the rest for ``python -m engine``, help)
+HANDED_ON: dict[str, tuple[tuple[str, ...], str]] = {
+    "engine": ((), "run an engine alone, or its tools (see `loratorio engine --help`)"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in HANDED_ON:
+        before, _help = HANDED_ON[given[0]]
+        hand_on([*before, *given[1:]])
+    parsed = build_parser().parse_args(given)
+    outcome: int = parsed.run(parsed)
+    return outcome
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="loratorio", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"loratorio {installed_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    served = commands.add_parser(
+        "serve",
+        help="start and supervise an engine and a gateway",
+        description="Start an engine and a gateway, and keep them running until Ctrl-C.",
+        allow_abbrev=False,
+    )
+    add_serve(served)
+    served.set_defaults(run=_serve)
+    admin.add_commands(commands)
+    for name, (_before, text) in HANDED_ON.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    console = Console()
+    try:
+        options = read_serve(arguments)
+    except FlagsInvalid as error:
+        console.fail(str(error))
+        return 2
+    return serve(options, console)
+
+
+def hand_on(arguments: Sequence[str]) -> NoReturn:
+    """Become ``python -m engine``."""
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])
+
+
+def installed_version() -> str:
+    try:
+        return version("loratorio")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "unknown (not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

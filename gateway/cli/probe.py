@@ -1,0 +1,39 @@
+"""Asks a server whether it is ready, in the one way that needs no HTTP client."""
+
+import asyncio
+import contextlib
+
+TIMEOUT_SECONDS = 2.0
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 (not bound here)
+
+
+def reachable(host: str) -> str:
+    """Where a server that listens on ``host`` is reached from this machine."""
+    return ANY_ADDRESS.get(host, host)
+
+
+def url_host(host: str) -> str:
+    host = reachable(host)
+    return f"[{host}]" if ":" in host else host
+
+
+async def is_ready(host: str, port: int, path: str = "/readyz") -> bool:
+    """Whether a GET of the path is answered with 200."""
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            return await _status(reachable(host), port, path) == 200
+    except (OSError, TimeoutError, ValueError):
+        return False
+
+
+async def _status(host: str, port: int, path: str) -> int:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        _version, status, *_reason = (await reader.readline()).split()
+        return int(status)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

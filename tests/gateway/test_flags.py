@@ -1,0 +1,80 @@
+"""A command line known from vLLM runs unchanged, and what cannot work is refused in a sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.flags import FlagsInvalid, ServeOptions, add_serve, read_serve
+from gateway.cli.main import Parser
+
+
+def options(*arguments: str) -> ServeOptions:
+    parser = Parser(prog="loratorio serve", allow_abbrev=False)
+    add_serve(parser)
+    return read_serve(parser.parse_args(arguments))
+
+
+def test_a_tutorials_command_line_runs_unchanged(tmp_path: Path):
+    read = options(
+        *("--model", str(tmp_path), "--served-model-name", "base", "--max-model-len", "2048"),
+        *("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--block-size", "16"),
+        *("--gpu-memory-utilization", "0.8", "--dtype", "half", "--enforce-eager"),
+        *("--tensor-parallel-size", "1", "--quantization", "awq_marlin", "--enable-lora"),
+        *("--max-loras", "4", "--max-lora-rank", "64", "--enable-chunked-prefill"),
+        *("--lora-modules", f"sql={tmp_path}", f"json={tmp_path}"),
+    )
+    assert read.model == tmp_path
+    assert (read.dtype, read.quantization) == ("float16", "awq")
+    assert [module.name for module in read.lora_modules] == ["sql", "json"]
+    assert read.engine_flags == (
+        *("--max-model-len", "2048", "--max-num-seqs", "64", "--max-num-batched-tokens", "512"),
+        *("--block-size", "16", "--gpu-memory-utilization", "0.8", "--enforce-eager"),
+    )
+
+
+def test_the_model_may_be_named_without_its_flag(tmp_path: Path):
+    assert options(str(tmp_path)).model == tmp_path
+
+
+def test_each_flag_that_is_not_needed_is_answered_with_a_sentence():
+    read = options("--demo", "--max-loras", "4", "--enable-chunked-prefill")
+    assert read.unneeded == (
+        "--max-loras is not needed: there are no slots: adapters share the page pool",
+        "--enable-chunked-prefill is not needed: prefill is always chunked",
+    )
+    assert options("--demo").unneeded == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "nothing to serve"),
+        (["--demo", "--model", "x"], "leave out --model"),
+        (["x", "--model", "y"], "given twice"),
+        (["--demo", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not possible"),
+        (["--demo", "--open", "--host", "0.0.0.0"], "loopback"),
+        (["--demo", "--port", "8001", "--metrics-port", "8001"], "both 8001"),
+        (["--demo", "--gpu-memory-utilization", "1.5"], "not between 0 and 1"),
+        (["--demo", "--lora-modules", "nameless"], "is not NAME=DIR"),
+        (["--demo", "--lora-modules", '{"name": 1'], "is not JSON"),
+        (["--demo", "--lora-modules", "a=x", "a=y"], "'a' twice"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: list[str], reason: str):
+    with pytest.raises(FlagsInvalid, match=reason):
+        options(*arguments)
+
+
+def test_lora_modules_may_be_written_as_json():
+    read = options("--demo", "--lora-modules", '{"name": "sql", "path": "/srv/sql"}')
+    assert read.lora_modules[0].path == Path("/srv/sql")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--port", "x"], ["--port", "70000"], ["--max-num-seqs", "0"], ["--nonsense"]]
+)
+def test_a_malformed_flag_is_one_line_and_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        options("--demo", *arguments)
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
