@@ -1,0 +1,207 @@
+"""The database: one engine, units of work, and rows that belong to one tenant.
+
+Invariants: every query runs inside ``reading`` or ``unit_of_work``; only these commit. A change
+that running gateways must see goes through ``publish``, which moves the epoch in the same
+transaction. Queries are written in ``repository.py`` files and here, nowhere else.
+
+SQLite runs in WAL mode with foreign keys on; writers take the write lock at once, so that two of
+them wait for each other instead of failing. On Postgres a reader sees one instant.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Generic, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    MetaData,
+    Select,
+    TypeDecorator,
+    event,
+    make_url,
+    select,
+)
+from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
+CONNECT_TIMEOUT_S = 10.0
+EPOCH_ROW = 1
+
+
+class DatabaseUnavailable(Exception):
+    """The database cannot be reached, or does not answer. Never carries its password."""
+
+
+class Base(DeclarativeBase):
+    """Root of every table; constraints are named, so that migrations can drop them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Utc(TypeDecorator[datetime]):
+    """A point in time: aware on the way in and on the way out, also on SQLite."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        assert value.tzinfo is not None, "a stored time must say its zone"
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None or value.tzinfo is not None:
+            return value
+        return value.replace(tzinfo=UTC)
+
+
+class Epoch(Base):
+    """One row; its value moves with every change that gateways must see."""
+
+    __tablename__ = "epoch"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    value: Mapped[int] = mapped_column(BigInteger)
+
+
+class Database:
+    """Belongs to one event loop. ``notify`` is called after a published change was committed."""
+
+    def __init__(self, url: str, *, notify: Callable[[], Any] | None = None) -> None:
+        self.engine = _create_engine(url)
+        self._notify = notify
+        sqlite_mode = self.engine.dialect.name == "sqlite"
+        self.writer = self.engine.execution_options(begin="IMMEDIATE")
+        self._reader = (
+            self.engine
+            if sqlite_mode
+            else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        )
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """A session over one consistent view. Changes made in it are not kept."""
+        async with named_failures(), AsyncSession(self._reader, expire_on_commit=False) as session:
+            yield session
+
+    @asynccontextmanager
+    async def unit_of_work(self) -> AsyncIterator[AsyncSession]:
+        """A session whose changes are committed when the block ends, and undone if it raises."""
+        async with (
+            named_failures(),
+            AsyncSession(self.writer, expire_on_commit=False) as session,
+            session.begin(),
+        ):
+            yield session
+
+    @asynccontextmanager
+    async def publish(self) -> AsyncIterator[AsyncSession]:
+        """A unit of work that every running gateway sees within a second."""
+        async with self.unit_of_work() as session:
+            yield session
+            await session.flush()
+            row = await session.get(Epoch, EPOCH_ROW, with_for_update=True)
+            assert row is not None, "the migrations make the epoch row"
+            row.value += 1
+        if self._notify is not None:
+            self._notify()
+
+    async def epoch(self) -> int:
+        async with self.reading() as session:
+            return await read_epoch(session)
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+async def read_epoch(session: AsyncSession) -> int:
+    row = await session.get(Epoch, EPOCH_ROW)
+    assert row is not None, "the migrations make the epoch row"
+    return row.value
+
+
+class Tenanted(Base):
+    """A row of one project."""
+
+    __abstract__ = True
+
+    project_id: Mapped[str]
+
+
+Row = TypeVar("Row", bound=Tenanted)
+
+
+class TenantRepository(Generic[Row]):
+    """Queries over one project's rows: every select starts from ``mine``."""
+
+    rows: ClassVar[type[Tenanted]]
+
+    def __init__(self, session: AsyncSession, project: str) -> None:
+        self._session = session
+        self.project = project
+
+    def mine(self) -> Select[Row]:
+        statement: Select[Any] = select(self.rows).where(self.rows.project_id == self.project)
+        return statement
+
+    def add(self, row: Row) -> None:
+        assert row.project_id == self.project, "a tenant's repository holds its own rows only"
+        self._session.add(row)
+
+
+def _create_engine(url: str) -> AsyncEngine:
+    if make_url(url).get_backend_name() == "sqlite":
+        engine = create_async_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        return engine
+    return create_async_engine(
+        url,
+        pool_pre_ping=True,
+        pool_timeout=CONNECT_TIMEOUT_S,
+        connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": 60},
+    )
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # The driver would begin transactions only before writes; _begin_sqlite does it for all.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        "journal_mode = WAL",
+        "synchronous = FULL",  # a settled usage log is deleted: the commit must be on disk
+        "foreign_keys = ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    mode = connection.get_execution_options().get("begin", "DEFERRED")
+    connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+@asynccontextmanager
+async def named_failures() -> AsyncIterator[None]:
+    """Turns what the drivers raise for an unreachable database into DatabaseUnavailable."""
+    try:
+        yield
+    except (OperationalError, InterfaceError) as error:
+        raise DatabaseUnavailable(f"database: {error.orig}") from error
+    except (ConnectionError, TimeoutError) as error:
+        raise DatabaseUnavailable(f"database: {error or type(error).__name__}") from error

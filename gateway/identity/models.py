@@ -1,0 +1,76 @@
+"""Who may call: organisation (billing parent) > project (the tenant) > API key.
+
+A key is stored as a keyed hash: the key itself is shown once and kept nowhere. Rows are never
+deleted; a project is archived and a key revoked, so that usage always finds its owner.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from gateway.db import Base, Utc
+
+
+class KeyKind(StrEnum):
+    PROJECT = "project"
+    ADMIN = "admin"  # of the organisation; calls no inference route
+
+
+class Organisation(Base):
+    __tablename__ = "organisation"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime] = mapped_column(Utc)
+
+
+class Project(Base):
+    __tablename__ = "project"
+    __table_args__ = (
+        # An archived project leaves its name to the next.
+        Index(
+            "uq_project_organisation_id_name",
+            "organisation_id",
+            "name",
+            unique=True,
+            sqlite_where=text("archived_at IS NULL"),
+            postgresql_where=text("archived_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    organisation_id: Mapped[str] = mapped_column(ForeignKey("organisation.id"))
+    name: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime] = mapped_column(Utc)
+    archived_at: Mapped[datetime | None] = mapped_column(Utc)
+
+    organisation: Mapped[Organisation] = relationship(lazy="raise")
+
+
+class ApiKey(Base):
+    __tablename__ = "api_key"
+    __table_args__ = (
+        CheckConstraint("kind IN ('project', 'admin')", name="kind"),
+        CheckConstraint("(kind = 'project') = (project_id IS NOT NULL)", name="owner"),
+        CheckConstraint("requests_per_minute > 0", name="requests_per_minute"),
+        CheckConstraint("tokens_per_minute > 0", name="tokens_per_minute"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)  # key_ and the public part
+    organisation_id: Mapped[str] = mapped_column(ForeignKey("organisation.id"), index=True)
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("project.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(64))
+    hash: Mapped[str] = mapped_column(String(64), unique=True)  # HMAC-SHA256, hexadecimal
+    pepper_version: Mapped[int]
+    last4: Mapped[str] = mapped_column(String(4))
+    requests_per_minute: Mapped[int | None]  # None: unlimited
+    tokens_per_minute: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(Utc)
+    expires_at: Mapped[datetime | None] = mapped_column(Utc)
+    revoked_at: Mapped[datetime | None] = mapped_column(Utc)
+
+    project: Mapped[Project | None] = relationship(lazy="raise")
+    organisation: Mapped[Organisation] = relationship(lazy="raise")

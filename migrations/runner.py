@@ -1,0 +1,63 @@
+"""Brings a database to a revision, in one transaction; several starting at once take turns."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from gateway.catalog import models as catalog
+from gateway.db import Base, Database, named_failures
+from gateway.identity import models as identity
+from gateway.usage import models as usage
+
+TABLES = (catalog.Adapter, identity.ApiKey, usage.UsageEvent)  # imported, so they are in METADATA
+METADATA = Base.metadata
+LOCK = 0x10_7A  # Postgres advisory lock: one migration at a time
+
+
+async def upgrade(database: Database, revision: str = "head") -> None:
+    """Raises DatabaseUnavailable when it cannot be reached."""
+    await _run(database, lambda config: command.upgrade(config, revision))
+
+
+async def downgrade(database: Database, revision: str) -> None:
+    await _run(database, lambda config: command.downgrade(config, revision))
+
+
+async def differences(database: Database) -> list[object]:
+    """What the models have and the database has not, or otherwise; empty at head."""
+
+    def compare(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, METADATA))
+
+    async with named_failures(), database.engine.connect() as connection:
+        return await connection.run_sync(compare)
+
+
+def revisions() -> list[str]:
+    """Oldest first."""
+    walk = ScriptDirectory.from_config(_config()).walk_revisions()
+    return [script.revision for script in walk][::-1]
+
+
+async def _run(database: Database, act: Callable[[Config], None]) -> None:
+    def locked(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+        act(_config(connection))
+
+    async with named_failures(), database.writer.begin() as connection:
+        await connection.run_sync(locked)
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.attributes["connection"] = connection
+    return config
