@@ -112,14 +112,14 @@ class Submit(Message, frozen=True):
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives per token; 0 gives the token's own
     prompt_logprobs: int | None = None
-    granted: int | None = None  # tokens that may be generated before a Grant; None: max_tokens
+    granted: int | None = None  # tokens all choices may generate before a Grant; None: no limit
     deadline_ms: int | None = None  # relative, so clocks need not agree
     priority: int = 0  # larger goes first
 
 
 class Grant(Message, frozen=True):
     request: str
-    granted: int  # new total of tokens that may be generated
+    granted: int  # new total of tokens that may be generated, over all choices
 
 
 class Cancel(Message, frozen=True):
@@ -152,9 +152,11 @@ class TokenLogprobs(Fact, frozen=True):
 
 
 class Usage(Fact, frozen=True):
-    prompt_tokens: int
+    """What a choice cost. Prompt and cached tokens are the request's: count them once."""
+
+    prompt_tokens: int  # computed so far; fewer than the prompt's where it ended early
     cached_tokens: int = 0
-    completion_tokens: int = 0  # of this choice
+    completion_tokens: int = 0  # of this choice, its stop token included
 
 
 class Output(Fact, frozen=True):
@@ -168,8 +170,8 @@ class Output(Fact, frozen=True):
     usage: Usage | None = None  # on terminals
     stop_token: int | None = None  # the token that stopped it; not part of tokens
     error: str = ""
-    prompt_logprobs: list[TokenLogprobs] | None = None  # on the first Output, from position 1
-    wants: int | None = None  # asks for a Grant: tokens generated and not yet granted soon
+    prompt_logprobs: list[TokenLogprobs] | None = None  # choice 0's first Output, from position 1
+    wants: int | None = None  # asks for a Grant of this total, ahead of need
 
 
 class Step(Message, frozen=True):
@@ -207,7 +209,7 @@ class Counts(Message, frozen=True):
     request: str
     boot: str = ""
     prompt_tokens: int = 0
-    completion_tokens: int = 0
+    completion_tokens: int = 0  # over all choices
     finished: bool = False
 
 

@@ -45,7 +45,14 @@ class Connection(Generic[In, Out]):
     async def send(self, message: Out) -> None:
         try:
             self.write(message)
-            await self._writer.drain()  # back-pressure: waits while the peer is slow
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Back-pressure: wait while the peer is slow to take what was written."""
+        try:
+            await self._writer.drain()
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 

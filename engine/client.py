@@ -1,0 +1,329 @@
+"""A gateway's end of one engine: many requests over one connection.
+
+    client = await EngineClient.connect("unix:/run/engine.sock", gateway="gw-1")
+    async with client.generate(submit) as stream:
+        async for output in stream:
+            ...
+
+Leaving the block early sends ``Cancel``. If the connection dies, every open stream raises
+``EngineLost`` at once. Imports no torch. Everything here belongs to one event loop.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from engine.protocol import (
+    AdapterRef,
+    AskCounts,
+    AskMetrics,
+    Cancel,
+    Counts,
+    Drain,
+    Goodbye,
+    Grant,
+    Hello,
+    Load,
+    Metrics,
+    Output,
+    Prefetch,
+    RefusalCode,
+    Refused,
+    Step,
+    Submit,
+    ToEngine,
+    ToGateway,
+    Usage,
+    Welcome,
+)
+from engine.transport import Connection, ConnectionLost, dial
+
+Answer = TypeVar("Answer", Counts, Metrics)
+
+
+class EngineLost(Exception):
+    """The engine died, left or became unreachable; whatever ran there is gone."""
+
+
+class RequestRefused(Exception):
+    """The request was never started; sending it to another engine is safe."""
+
+    def __init__(self, code: RefusalCode, detail: str, retry_ms: int | None = None) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code, self.detail, self.retry_ms = code, detail, retry_ms
+
+
+class Stream:
+    """The outputs of one request, in order, as an async context manager and iterator.
+
+    Iterating raises RequestRefused or EngineLost where the outputs end that way. ``usage`` is
+    the engine's count over the choices that have ended.
+    """
+
+    def __init__(self, client: "EngineClient", submit: Submit) -> None:
+        self.submit = submit
+        self._client = client
+        self._arrived: deque[Output] = deque()
+        self._news = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._failure: EngineLost | RequestRefused | None = None
+        self._ended: set[int] = set()
+        self.usage = Usage(prompt_tokens=0)
+
+    async def __aenter__(self) -> Self:
+        self._client.start(self)
+        try:
+            await self._client.flush()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._arrived:
+            if self._failure:
+                raise self._failure
+            if self._settled.is_set():
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._arrived.popleft()
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has ended, or none will: there is nothing left to cancel."""
+        return self._settled.is_set()
+
+    async def cancel(self, *, timeout_s: float) -> Usage:
+        """Stop the request and wait for the engine's final count of what it generated.
+
+        Outputs that arrived meanwhile can still be read. Raises EngineLost, or TimeoutError if
+        the engine does not answer in time.
+        """
+        self._leave()
+        await asyncio.wait_for(self._settled.wait(), timeout_s)
+        if isinstance(self._failure, EngineLost):
+            raise self._failure
+        return self.usage
+
+    def grant(self, granted: int) -> None:
+        """Allow ``granted`` tokens in total, over all choices."""
+        self._client.tell(Grant(self.submit.request, granted))
+
+    def deliver(self, output: Output) -> None:
+        """Called by the client for each output as it arrives."""
+        self._arrived.append(output)
+        if output.finish is not None:
+            self._ended.add(output.index)
+            self._count(output.usage)
+            if len(self._ended) == self.submit.n:
+                self._settled.set()
+        self._news.set()
+
+    def fail(self, failure: EngineLost | RequestRefused) -> None:
+        """Called by the client when nothing more will arrive."""
+        if not self._settled.is_set():
+            self._failure = failure
+        self._settled.set()
+        self._news.set()
+
+    def _count(self, usage: Usage | None) -> None:
+        if usage is not None:  # prompt and cache counts are the request's, not the choice's
+            self.usage = Usage(
+                prompt_tokens=max(self.usage.prompt_tokens, usage.prompt_tokens),
+                cached_tokens=max(self.usage.cached_tokens, usage.cached_tokens),
+                completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
+            )
+
+    def _leave(self) -> None:
+        if not self._settled.is_set():
+            self._client.tell(Cancel(self.submit.request))
+
+
+class EngineClient:
+    """One connection to one engine. ``load`` is its last pushed Load, ``lost`` why it ended."""
+
+    def __init__(self, connection: Connection[ToGateway, ToEngine], welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.load: Load | None = None
+        self.goodbye: str | None = None
+        self.lost: EngineLost | None = None
+        self._connection = connection
+        self._streams: dict[str, Stream] = {}
+        self._metrics: deque[asyncio.Future[Metrics]] = deque()
+        self._counts: deque[asyncio.Future[Counts]] = deque()
+        self._ended = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(), name=f"engine {welcome.engine}")
+
+    @classmethod
+    async def connect(cls, address: str, *, gateway: str, timeout_s: float = 10.0) -> Self:
+        """Dial and greet. Raises EngineLost, or AddressInvalid."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = Connection[ToGateway, ToEngine](*await dial(address), ToGateway)
+                try:
+                    return cls(connection, await _greet(connection, gateway))
+                except BaseException:
+                    connection.abort()
+                    raise
+        except (ConnectionLost, TimeoutError) as error:
+            raise EngineLost(str(error) or f"{address}: no answer in {timeout_s} s") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def open(self) -> int:
+        """Requests the engine has not ended, also those that were left and cancelled."""
+        return len(self._streams)
+
+    def generate(self, submit: Submit) -> Stream:
+        return Stream(self, submit)
+
+    async def metrics(self, *, timeout_s: float = 5.0) -> str:
+        """Prometheus text. Raises EngineLost or TimeoutError."""
+        answer: asyncio.Future[Metrics] = asyncio.get_running_loop().create_future()
+        self._metrics.append(answer)
+        self.tell(AskMetrics())
+        return (await asyncio.wait_for(answer, timeout_s)).text
+
+    async def counts(self, requests: Sequence[str], *, timeout_s: float = 5.0) -> list[Counts]:
+        """The engine's own record of these requests, in order. As for ``metrics``."""
+        loop = asyncio.get_running_loop()
+        answers: list[asyncio.Future[Counts]] = [loop.create_future() for _ in requests]
+        self._counts.extend(answers)
+        self.tell(AskCounts(list(requests)))
+        return list(await asyncio.wait_for(asyncio.gather(*answers), timeout_s))
+
+    def prefetch(self, adapter: AdapterRef) -> None:
+        self.tell(Prefetch(adapter))
+
+    def drain(self) -> None:
+        self.tell(Drain())
+
+    async def wait_lost(self) -> EngineLost:
+        """Return once the connection has ended, with the reason."""
+        await self._ended.wait()
+        assert self.lost is not None
+        return self.lost
+
+    async def close(self) -> None:
+        """End the connection: the engine cancels what is open on it."""
+        self._connection.abort()
+        await asyncio.wait([self._reading])
+
+    def start(self, stream: Stream) -> None:
+        """Register and submit. Raises RequestRefused without credit, EngineLost when gone."""
+        request = stream.submit.request
+        if self.lost:
+            raise EngineLost(str(self.lost))
+        if request in self._streams:
+            raise ValueError(f"request {request!r} is already open on this connection")
+        if self.open >= self.welcome.credits:
+            detail = f"all {self.welcome.credits} requests this engine allows a gateway are open"
+            raise RequestRefused(RefusalCode.QUEUE_FULL, detail, retry_ms=100)
+        self._streams[request] = stream
+        self.tell(stream.submit)
+
+    def tell(self, message: ToEngine) -> None:
+        """Send without waiting. What a lost engine does not hear, it does not need to."""
+        if self.lost is None:
+            try:
+                self._connection.write(message)
+            except (ConnectionLost, OSError) as error:
+                self._lose(str(error))
+        elif isinstance(message, AskMetrics | AskCounts):
+            self._lose(str(self.lost))
+
+    async def flush(self) -> None:
+        """Wait while the engine is slow to take what was sent. Raises EngineLost."""
+        try:
+            await self._connection.drain()
+        except ConnectionLost as error:
+            raise EngineLost(str(error)) from error
+
+    async def _read(self) -> None:
+        reason = "the connection was closed"
+        try:
+            while True:
+                self._take(await self._connection.receive())
+        except ConnectionLost as error:
+            reason = self.goodbye or str(error)
+        finally:
+            self._lose(reason)
+
+    def _take(self, message: ToGateway) -> None:
+        match message:
+            case Step(outputs):
+                for output in outputs:
+                    self._deliver(output)
+            case Refused(request, code, detail, retry_ms):
+                if stream := self._streams.pop(request, None):
+                    stream.fail(RequestRefused(code, detail, retry_ms))
+            case Load():
+                self.load = message
+            case Metrics():
+                _answer(self._metrics, message)
+            case Counts():
+                _answer(self._counts, message)
+            case Goodbye(reason):
+                self.goodbye = reason
+
+    def _deliver(self, output: Output) -> None:
+        if stream := self._streams.get(output.request):
+            stream.deliver(output)
+            if stream.finished:
+                del self._streams[output.request]
+
+    def _lose(self, reason: str) -> None:
+        self.lost = self.lost or EngineLost(reason)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineLost(reason))
+        _fail(self._metrics, reason)
+        _fail(self._counts, reason)
+        self._connection.abort()
+        self._ended.set()
+
+
+async def _greet(connection: Connection[ToGateway, ToEngine], gateway: str) -> Welcome:
+    await connection.send(Hello(gateway))
+    answer = await connection.receive()
+    if isinstance(answer, Welcome):
+        return answer
+    reason = answer.reason if isinstance(answer, Goodbye) else f"answered {type(answer).__name__}"
+    raise ConnectionLost(f"the engine did not welcome us: {reason}")
+
+
+def _answer(waiting: deque[asyncio.Future[Answer]], message: Answer) -> None:
+    # One that timed out keeps its place: answers come in the order of the questions.
+    if waiting and not (answer := waiting.popleft()).done():
+        answer.set_result(message)
+
+
+def _fail(waiting: deque[asyncio.Future[Answer]], reason: str) -> None:
+    for answer in waiting:
+        if not answer.done():
+            answer.set_exception(EngineLost(reason))
+    waiting.clear()

@@ -1,0 +1,264 @@
+"""A gateway's client: multiplexing, early leave, refusals, and an engine that dies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient, EngineLost, RequestRefused
+from engine.protocol import (
+    AdapterRef,
+    Cancel,
+    Finish,
+    Goodbye,
+    Grant,
+    Output,
+    Prefetch,
+    RefusalCode,
+    Submit,
+    ToEngine,
+    ToGateway,
+    Usage,
+)
+from engine.transport import AddressInvalid, Connection, listen
+from tests.fakes.clock import until
+from tests.fakes.engine import EOS, FakeEngine
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(f"unix:{tmp_path}/e.sock", credits=4) as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[EngineClient]:
+    async with await EngineClient.connect(engine.address, gateway="gw") as connected:
+        yield connected
+
+
+def submit(request: str = "r1", *, max_tokens: int = 4, n: int = 1, **more: object) -> Submit:
+    fields = {"tenant": "t", "tokens": [5, 6, 7], "max_tokens": max_tokens, "n": n, **more}
+    return Submit(request, **fields)  # type: ignore[arg-type]
+
+
+async def collect(client: EngineClient, message: Submit) -> list[Output]:
+    async with client.generate(message) as stream:
+        return [output async for output in stream]
+
+
+def tokens(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+async def test_yields_tokens_in_order_and_one_terminal_with_usage(client: EngineClient) -> None:
+    outputs = await collect(client, submit(max_tokens=4))
+    assert tokens(outputs) == [5, 6, 7, 5]
+    assert [output.finish for output in outputs if output.finish] == [Finish.LENGTH]
+    assert outputs[-1].usage == Usage(3, 0, 4)
+
+
+async def test_many_requests_share_a_connection_without_mixing(client: EngineClient) -> None:
+    messages = [submit(f"r{i}", tokens=[10 * i + 1], max_tokens=5) for i in range(4)]
+    results = await asyncio.gather(*(collect(client, message) for message in messages))
+    assert [tokens(result) for result in results] == [[10 * i + 1] * 5 for i in range(4)]
+
+
+async def test_a_stream_of_several_choices_ends_after_the_last(client: EngineClient) -> None:
+    async with client.generate(submit(n=3)) as stream:
+        outputs = [output async for output in stream]
+    assert sorted(output.index for output in outputs if output.finish) == [0, 1, 2]
+    assert stream.usage == Usage(3, 0, 12)
+
+
+async def test_a_refusal_is_raised_with_code_and_retry(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.refuse = RefusalCode.QUEUE_FULL
+    with pytest.raises(RequestRefused) as caught:
+        await collect(client, submit())
+    assert (caught.value.code, caught.value.retry_ms) == (RefusalCode.QUEUE_FULL, 50)
+    assert client.open == 0
+
+
+async def test_leaving_early_cancels_and_frees_the_credit(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.token_delay_s = 0.005
+    async with client.generate(submit(max_tokens=500)) as stream:
+        async for _ in stream:
+            break
+    await until(lambda: client.open == 0)
+    assert Cancel("r1") in engine.heard
+    assert engine.record["r1"].completion_tokens < 500
+
+
+async def test_leaving_by_task_cancellation_cancels(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.hang_after = 1
+    task = asyncio.create_task(collect(client, submit()))
+    await until(lambda: engine.open == 1)
+    task.cancel()
+    await until(lambda: engine.open == 0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cancel_waits_for_the_engines_count(client: EngineClient, engine: FakeEngine) -> None:
+    engine.knobs.token_delay_s = 0.002
+    async with client.generate(submit(max_tokens=500)) as stream:
+        async for _ in stream:
+            break
+        usage = await stream.cancel(timeout_s=2)
+    assert usage.completion_tokens == engine.record["r1"].completion_tokens >= 1
+    assert usage.prompt_tokens == 3
+
+
+async def test_cancel_gives_up_after_its_time_limit(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.hang_after, engine.knobs.deaf = 0, True
+    async with client.generate(submit()) as stream:
+        with pytest.raises(TimeoutError):
+            await stream.cancel(timeout_s=0.02)
+
+
+async def test_cancel_of_a_finished_request_only_reports(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    async with client.generate(submit()) as stream:
+        await until(lambda: stream.finished)
+        assert (await stream.cancel(timeout_s=1)).completion_tokens == 4
+        assert tokens([output async for output in stream]) == [5, 6, 7, 5]
+    assert not any(isinstance(message, Cancel) for message in engine.heard)
+
+
+async def test_a_dying_engine_fails_every_stream_after_what_had_arrived(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.die_after = 2
+    async with client.generate(submit(max_tokens=9)) as first:
+        received = []
+        with pytest.raises(EngineLost):  # noqa: PT012
+            async for output in first:
+                received += output.tokens
+    assert received == [5, 6]
+    assert isinstance(await client.wait_lost(), EngineLost)
+    with pytest.raises(EngineLost):
+        await collect(client, submit("r2"))
+    with pytest.raises(EngineLost):
+        await client.metrics()
+
+
+async def test_metrics_and_counts_waiting_when_the_engine_dies_are_failed(tmp_path: Path) -> None:
+    async def welcome_then_vanish(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        connection = Connection[ToEngine, ToGateway](reader, writer, ToEngine)
+        await connection.receive()
+        await connection.send(FakeEngine("unix:unused").welcome)
+        await connection.receive()
+        connection.abort()
+
+    async with await listen(f"unix:{tmp_path}/v.sock", welcome_then_vanish):
+        client = await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw")
+        with pytest.raises(EngineLost):
+            await client.counts(["r1"])
+        await client.close()
+
+
+async def test_credits_are_kept_without_asking_the_engine(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.hang_after = 0
+    for i in range(4):
+        client.start(client.generate(submit(f"r{i}")))
+    with pytest.raises(RequestRefused) as caught:
+        await collect(client, submit("r9"))
+    assert caught.value.code is RefusalCode.QUEUE_FULL
+    assert "4 requests" in caught.value.detail
+
+
+async def test_two_open_requests_of_one_name_are_a_mistake(client: EngineClient) -> None:
+    async with client.generate(submit()):
+        with pytest.raises(ValueError, match="r1"):
+            await collect(client, submit())
+
+
+async def test_grants_keep_a_request_going(client: EngineClient, engine: FakeEngine) -> None:
+    received: list[int] = []
+    async with client.generate(submit(max_tokens=10, granted=3)) as stream:
+        async for output in stream:
+            received += output.tokens
+            if output.wants:
+                stream.grant(output.wants)
+    assert received == [5, 6, 7, 5, 6, 7, 5, 6, 7, 5]
+    assert any(isinstance(message, Grant) for message in engine.heard)
+
+
+async def test_without_a_grant_the_request_ends(client: EngineClient, engine: FakeEngine) -> None:
+    engine.knobs.grant_timeout_s = 0.01
+    outputs = await collect(client, submit(max_tokens=10, granted=3))
+    assert outputs[-1].finish is Finish.GRANT
+    assert len(tokens(outputs)) == 3
+
+
+async def test_stop_tokens_are_counted_but_not_delivered(
+    client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.knobs.script = lambda _: [8, 9, EOS, 8]
+    outputs = await collect(client, submit(max_tokens=9))
+    assert tokens(outputs) == [8, 9]
+    assert (outputs[-1].finish, outputs[-1].stop_token) == (Finish.STOP, EOS)
+    assert outputs[-1].usage == Usage(3, 0, 3)
+
+
+async def test_load_metrics_and_counts_arrive(client: EngineClient, engine: FakeEngine) -> None:
+    engine.resident.append("d1")
+    await collect(client, submit())
+    assert client.load is not None
+    assert client.load.resident == ["d1"]
+    assert "loratorio_engine_open" in await client.metrics()
+    known, unknown = await client.counts(["r1", "r2"])
+    assert (known.completion_tokens, known.finished) == (4, True)
+    assert unknown == type(unknown)("r2")
+
+
+async def test_prefetch_and_drain_are_told(client: EngineClient, engine: FakeEngine) -> None:
+    client.prefetch(AdapterRef("d1", 8))
+    client.drain()
+    await until(lambda: client.goodbye == "drained")
+    assert Prefetch(AdapterRef("d1", 8)) in engine.heard
+
+
+async def test_an_unreachable_engine_is_lost_from_the_start(tmp_path: Path) -> None:
+    with pytest.raises(EngineLost, match="nobody"):
+        await EngineClient.connect(f"unix:{tmp_path}/nobody.sock", gateway="gw")
+
+
+async def test_a_malformed_address_is_named() -> None:
+    with pytest.raises(AddressInvalid, match="http"):
+        await EngineClient.connect("http://x", gateway="gw")
+
+
+async def test_an_engine_of_another_version_says_why(tmp_path: Path) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection[ToEngine, ToGateway](reader, writer, ToEngine)
+        await connection.receive()
+        await connection.send(Goodbye("this engine speaks version 7"))
+
+    async with await listen(f"unix:{tmp_path}/v.sock", refuse):
+        with pytest.raises(EngineLost, match="version 7"):
+            await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw")
+
+
+async def test_an_engine_that_never_answers_hello_is_given_up(tmp_path: Path) -> None:
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await listen(f"unix:{tmp_path}/v.sock", ignore):
+        with pytest.raises(EngineLost, match=r"0\.02 s"):
+            await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw", timeout_s=0.02)
