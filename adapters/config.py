@@ -1,0 +1,219 @@
+"""What ``adapter_config.json`` says, as far as it changes an adapter's result.
+
+PEFT accepts much that is probably a mistake (a missing alpha becomes 8, a NaN loads); here each of
+those is a named problem. Settings that matter only in training are ignored. Which modules are
+touched is decided by the tensors: ``target_modules`` and ``layers_to_transform`` are hints.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from adapters.pattern import PatternRefused, PatternTable
+from adapters.tensor_file import shown, unique_pairs
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_PATTERNS = 4_096
+MAX_RANK = 65_536
+MAX_ALPHA = 1e9
+
+# Initialisations that only choose where training starts. The others also change the base's
+# weights when the adapter is loaded, so its tensors mean nothing on the base as it is.
+PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal"})
+
+REFUSED_WHEN_SET = {
+    "use_dora": "DoRA is not supported",
+    "lora_bias": "LoRA biases are not supported",
+    "modules_to_save": "whole weights are not supported",
+    "trainable_token_indices": "trainable tokens are not supported",
+    "alora_invocation_tokens": "activated LoRA (aLoRA) is not supported",
+    "layer_replication": "replicated layers are not supported",
+    "target_parameters": "LoRA on bare parameters is not supported",
+    "arrow_config": "Arrow routing is not supported",
+    "kasa_config": "KaSA is not supported",
+    "use_bdlora": "block-diagonal LoRA is not supported",
+    "monteclora_config": "MonteCLoRA is not supported",
+    "velora_config": "VeLoRA is not supported",
+}
+
+# Of no effect on the result: training, bookkeeping, hints, or read elsewhere in this module.
+IGNORED = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "target_modules", "task_type", "use_qalora", "use_rslora",
+})  # fmt: skip
+V = TypeVar("V", int, float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    rank: int
+    alpha: float
+    use_rslora: bool
+    ranks: PatternTable[int]
+    alphas: PatternTable[float]
+    targets: tuple[str, ...] | None  # when given as a plain list
+    layers: frozenset[int] | None
+    base_model: str  # as the trainer named it; "" when it did not
+    warnings: tuple[str, ...]
+
+    def rank_of(self, name: str) -> int:
+        return (self.ranks.find(name) or [self.rank])[0]
+
+    def alpha_of(self, name: str) -> float:
+        return (self.alphas.find(name) or [self.alpha])[0]
+
+    def scale(self, alpha: float, rank: int) -> float:
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def read_config(data: bytes) -> tuple[AdapterConfig | None, list[str]]:
+    """The config, or None and everything wrong with it."""
+    try:
+        raw = json.loads(data, object_pairs_hook=unique_pairs)
+    except (ValueError, RecursionError) as error:
+        return None, [f"adapter_config.json: not valid JSON ({shown(str(error))})"]
+    if not isinstance(raw, dict):
+        return None, ["adapter_config.json: not a JSON object"]
+    reader = _Reader(raw)
+    config = reader.config()
+    return (None if reader.problems else config), reader.problems
+
+
+class _Reader:
+    """Reads one config and collects what is wrong instead of stopping at the first fault."""
+
+    def __init__(self, raw: dict[str, object]) -> None:
+        self._raw = raw
+        self.problems: list[str] = []
+        self._warnings: list[str] = []
+
+    def config(self) -> AdapterConfig:
+        self._check_kind()
+        self._check_features()
+        self._note_unknown()
+        return AdapterConfig(
+            rank=self._number("r", _rank, "a positive integer", 1),
+            alpha=self._number("lora_alpha", _alpha, "a finite number", 0.0),
+            use_rslora=self._flag("use_rslora"),
+            ranks=self._patterns("rank_pattern", _rank, "a positive integer"),
+            alphas=self._patterns("alpha_pattern", _alpha, "a finite number"),
+            targets=self._targets(),
+            layers=self._layers(),
+            base_model=self._base_model(),
+            warnings=tuple(self._warnings),
+        )
+
+    def _fault(self, key: str, text: str) -> None:
+        self.problems.append(f"adapter_config.json: {key}: {text}")
+
+    def _check_kind(self) -> None:
+        kind = self._raw.get("peft_type")
+        if kind != "LORA":
+            self._fault("peft_type", f"{_shown(kind)}; only LORA is supported")
+        task = self._raw.get("task_type")
+        if task not in (None, "CAUSAL_LM"):
+            self._warnings.append(f"task_type is {_shown(task)}; served for text generation")
+
+    def _check_features(self) -> None:
+        for key, text in REFUSED_WHEN_SET.items():
+            if self._raw.get(key) not in (None, False, [], {}):
+                self._fault(key, text)
+        if self._raw.get("bias", "none") not in ("none", None):
+            self._fault("bias", f"{_shown(self._raw['bias'])}; trained biases are not supported")
+        init = self._raw.get("init_lora_weights", True)
+        if not (init is None or isinstance(init, bool) or init in PLAIN_INITS):
+            self._fault(
+                "init_lora_weights",
+                f"{_shown(init)} changes the base's weights when the adapter is loaded; convert it"
+                " to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)",
+            )
+        if self._raw.get("use_qalora"):
+            self._warnings.append("use_qalora is ignored: tensors of full width are plain LoRA")
+
+    def _note_unknown(self) -> None:
+        known = IGNORED | REFUSED_WHEN_SET.keys()
+        unknown = [key for key, value in self._raw.items() if key not in known and value]
+        if unknown:
+            listed = ", ".join(map(shown, unknown[:20]))
+            self._warnings.append(f"adapter_config.json: settings not known here: {listed}")
+
+    def _number(self, key: str, read: Callable[[object], V | None], need: str, fallback: V) -> V:
+        if key not in self._raw:
+            text = "missing; PEFT would assume 8, but a wrong guess scales the adapter wrongly"
+            self._fault(key, text)
+            return fallback
+        value = read(self._raw[key])
+        if value is None:
+            self._fault(key, f"{_shown(self._raw[key])} is not {need} of usable size")
+            return fallback
+        return value
+
+    def _flag(self, key: str) -> bool:
+        value = self._raw.get(key)
+        if value is not None and not isinstance(value, bool):
+            self._fault(key, f"{_shown(value)} is neither true nor false")
+        return value is True
+
+    def _patterns(self, key: str, read: Callable[[object], V | None], need: str) -> PatternTable[V]:
+        raw = self._raw.get(key) or {}
+        if not isinstance(raw, dict) or len(raw) > MAX_PATTERNS:
+            self._fault(key, f"must be an object of at most {MAX_PATTERNS} entries")
+            return PatternTable([])
+        pairs: list[tuple[str, V]] = []
+        for name, item in raw.items():
+            value = read(item)
+            if value is None:
+                self._fault(key, f"{shown(name)}: {_shown(item)} is not {need} of usable size")
+            else:
+                pairs.append((name, value))
+        try:
+            return PatternTable(pairs)
+        except PatternRefused as error:
+            self._fault(key, shown(str(error)))
+            return PatternTable([])
+
+    def _targets(self) -> tuple[str, ...] | None:
+        raw = self._raw.get("target_modules")
+        if isinstance(raw, list) and all(isinstance(item, str) for item in raw):
+            return None if "all-linear" in raw else tuple(raw)
+        if raw is not None and not isinstance(raw, str | dict):
+            self._fault("target_modules", f"{_shown(raw)} is neither a list of names nor a pattern")
+        return None
+
+    def _layers(self) -> frozenset[int] | None:
+        raw = self._raw.get("layers_to_transform")
+        layers = [raw] if isinstance(raw, int) and not isinstance(raw, bool) else raw
+        if layers is None:
+            return None
+        if isinstance(layers, list) and all(type(item) is int for item in layers):
+            return frozenset(layers)
+        self._fault("layers_to_transform", f"{_shown(raw)} is not a list of layer numbers")
+        return None
+
+    def _base_model(self) -> str:
+        raw = self._raw.get("base_model_name_or_path")
+        return shown(raw) if isinstance(raw, str) else ""
+
+
+def _rank(value: object) -> int | None:
+    return value if type(value) is int and 0 < value <= MAX_RANK else None
+
+
+def _alpha(value: object) -> float | None:
+    if type(value) not in (int, float) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= MAX_ALPHA else None  # NaN compares false
+
+
+def _shown(value: object) -> str:
+    """A JSON value, short."""
+    try:
+        return shown(json.dumps(value))
+    except (ValueError, RecursionError):  # an integer with too many digits
+        return "a value too large to show"

@@ -1,0 +1,134 @@
+"""Adapters on disk, each under the hash of its content.
+
+``root/sha256/<digest>/`` holds adapter_config.json and adapter_model.safetensors and never
+changes. An adapter appears by one rename of a directory that was written and synced before, so a
+reader sees all of it or nothing. Names given by people never become paths: only digests do, after
+their grammar is checked. Safe for several processes and threads.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from adapters.errors import (
+    AdapterCorrupt,
+    AdapterError,
+    AdapterInvalid,
+    AdapterMissing,
+    AdapterTooLarge,
+)
+from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE, AdapterManifest
+from adapters.tensor_file import open_regular
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_BYTES = 8 << 30
+COPY_BYTES = 8 << 20
+
+
+class AdapterStore:
+    def __init__(self, root: Path | str, *, max_bytes: int = MAX_BYTES) -> None:
+        """``root`` is made on the first put. ``max_bytes`` bounds one file of one adapter."""
+        self._blobs = Path(root) / "sha256"
+        self._incoming = Path(root) / "incoming"
+        self._max_bytes = max_bytes
+
+    def put(self, directory: Path | str) -> str:
+        """Copy an adapter in and return its digest. The copy is what gets hashed.
+
+        Raises AdapterInvalid (or its AdapterTooLarge) and leaves nothing behind.
+        """
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        self._blobs.mkdir(exist_ok=True)
+        copy = Path(tempfile.mkdtemp(dir=self._incoming))
+        try:
+            for name in (CONFIG_FILE, WEIGHTS_FILE):
+                self._copy(Path(directory) / name, copy / name)
+            digest = AdapterManifest.read(copy).digest
+            _sync(copy)
+            self._publish(copy, digest)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+        return digest
+
+    def exists(self, digest: str) -> bool:
+        return bool(DIGEST.fullmatch(digest)) and self._place(digest).is_dir()
+
+    def path(self, digest: str) -> Path:
+        """The adapter's directory, content unchecked. Raises AdapterMissing."""
+        if not self.exists(digest):
+            raise AdapterMissing(f"the store has no adapter {digest[:80]!r}")
+        return self._place(digest)
+
+    def open(self, digest: str) -> AdapterManifest:
+        """The adapter, its bytes verified. Raises AdapterMissing or AdapterCorrupt."""
+        try:
+            manifest = AdapterManifest.read(self.path(digest))
+        except (AdapterInvalid, OSError) as error:
+            raise AdapterCorrupt(f"stored adapter {digest}: {error}") from error
+        if manifest.digest != digest:
+            raise AdapterCorrupt(f"stored adapter {digest}: its bytes hash to {manifest.digest}")
+        return manifest
+
+    def delete(self, digest: str) -> None:
+        """Idempotent. Readers that hold the files open keep them."""
+        if not self.exists(digest):
+            return
+        grave = Path(tempfile.mkdtemp(dir=self._incoming))
+        try:
+            os.rename(self._place(digest), grave / digest)
+            _sync(self._blobs)
+        except FileNotFoundError:
+            pass  # another process deleted it first
+        finally:
+            shutil.rmtree(grave, ignore_errors=True)
+
+    def digests(self) -> list[str]:
+        """All adapters, sorted."""
+        if not self._blobs.is_dir():
+            return []
+        return sorted(each.name for each in self._blobs.iterdir() if DIGEST.fullmatch(each.name))
+
+    def _place(self, digest: str) -> Path:
+        assert DIGEST.fullmatch(digest)
+        return self._blobs / digest
+
+    def _publish(self, copy: Path, digest: str) -> None:
+        """Move a complete copy into place; a sound adapter already there stays."""
+        if self.exists(digest):
+            try:
+                self.open(digest)
+                return
+            except AdapterError:
+                self.delete(digest)  # heal it with the sound copy
+        try:
+            os.rename(copy, self._place(digest))
+        except OSError:
+            if not self.exists(digest):  # else another process put the same content first
+                raise
+        _sync(self._blobs)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        descriptor = open_regular(source)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size > self._max_bytes:
+                text = f"{source.name}: {size} bytes, more than {self._max_bytes}"
+                raise AdapterTooLarge([text])
+            with open(target, "xb") as file:
+                while chunk := os.read(descriptor, COPY_BYTES):
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            os.close(descriptor)
+
+
+def _sync(directory: Path) -> None:
+    """Make renames inside a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
