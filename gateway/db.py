@@ -8,7 +8,7 @@ SQLite runs in WAL mode with foreign keys on; writers take the write lock at onc
 them wait for each other instead of failing. On Postgres a reader sees one instant.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,9 +24,11 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine import Connection, Dialect
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from gateway.errors import Conflict
 
 BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
 CONNECT_TIMEOUT_S = 10.0
@@ -79,9 +81,9 @@ class Epoch(Base):
 
 
 class Database:
-    """Belongs to one event loop. ``notify`` is called after a published change was committed."""
+    """Belongs to one event loop. ``notify`` is awaited after a published change was committed."""
 
-    def __init__(self, url: str, *, notify: Callable[[], Any] | None = None) -> None:
+    def __init__(self, url: str, *, notify: Callable[[], Awaitable[None]] | None = None) -> None:
         self.engine = _create_engine(url)
         self._notify = notify
         sqlite_mode = self.engine.dialect.name == "sqlite"
@@ -118,7 +120,7 @@ class Database:
             assert row is not None, "the migrations make the epoch row"
             row.value += 1
         if self._notify is not None:
-            self._notify()
+            await self._notify()
 
     async def epoch(self) -> int:
         async with self.reading() as session:
@@ -198,9 +200,11 @@ def _begin_sqlite(connection: Connection) -> None:
 
 @asynccontextmanager
 async def named_failures() -> AsyncIterator[None]:
-    """Turns what the drivers raise for an unreachable database into DatabaseUnavailable."""
+    """Turns what the drivers raise into DatabaseUnavailable, or Conflict for a lost race."""
     try:
         yield
+    except IntegrityError as error:
+        raise Conflict("another change came first; look again, then repeat") from error
     except (OperationalError, InterfaceError) as error:
         raise DatabaseUnavailable(f"database: {error.orig}") from error
     except (ConnectionError, TimeoutError) as error:

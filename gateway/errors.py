@@ -58,7 +58,7 @@ class GatewayError(Exception):
 
 class InvalidRequest(GatewayError):
     status, kind = HTTPStatus.BAD_REQUEST, "invalid_request_error"
-    code = "invalid_value"
+    code: ClassVar[str | None] = "invalid_value"
 
 
 class InvalidJson(InvalidRequest):
@@ -88,9 +88,7 @@ class Unauthenticated(GatewayError):
     code = "invalid_api_key"
 
     def __init__(self) -> None:
-        super().__init__(
-            "Incorrect API key provided.", headers={"www-authenticate": "Bearer"}
-        )
+        super().__init__("Incorrect API key provided.", headers={"www-authenticate": "Bearer"})
 
 
 class PermissionDenied(GatewayError):
@@ -99,6 +97,13 @@ class PermissionDenied(GatewayError):
 
 
 class RouteNotFound(GatewayError):
+    status, kind = HTTPStatus.NOT_FOUND, "invalid_request_error"
+    code = "not_found"
+
+
+class ResourceNotFound(GatewayError):
+    """A tenant, key or adapter that an operator named."""
+
     status, kind = HTTPStatus.NOT_FOUND, "invalid_request_error"
     code = "not_found"
 

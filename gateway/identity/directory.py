@@ -1,0 +1,64 @@
+"""Every live key in memory, and who holds it. Reads no database."""
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from gateway.errors import Unauthenticated
+from gateway.identity import keys
+from gateway.identity.pepper import Peppers
+from gateway.identity.principal import Principal
+
+NO_HASH = "0" * 64  # compared when there is nothing to compare, so that all refusals cost the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEntry:
+    """One key that is neither revoked nor of an archived project."""
+
+    principal: Principal
+    hash: str = field(repr=False)
+    pepper_version: int
+    expires_at: float | None  # unix seconds
+
+
+class KeyDirectory:
+    """Immutable; a change makes another one."""
+
+    def __init__(self, entries: Iterable[KeyEntry], peppers: Peppers) -> None:
+        self._entries: Mapping[str, KeyEntry] = {e.principal.key: e for e in entries}
+        self._peppers = peppers
+
+    def authenticate(self, text: str, now: float) -> Principal:
+        """Raises Unauthenticated, the same for unknown, malformed, expired and revoked."""
+        key = keys.parse(text)
+        if key is None:
+            raise Unauthenticated
+        entry = self._entries.get(key.id)
+        pepper = self._peppers.get(entry.pepper_version) if entry else None
+        given = key.hash(pepper or self._peppers[self._peppers.current])
+        known = entry.hash if entry and pepper else NO_HASH
+        if not hmac.compare_digest(given, known) or entry is None:
+            raise Unauthenticated
+        if entry.expires_at is not None and entry.expires_at <= now:
+            raise Unauthenticated
+        if entry.principal.admin != key.is_admin:
+            raise Unauthenticated
+        return entry.principal
+
+    def any_of(self, project_name: str, now: float) -> Principal:
+        """The oldest usable key of a project, for the mode that asks for none."""
+        for entry in self._entries.values():
+            alive = entry.expires_at is None or entry.expires_at > now
+            if alive and entry.principal.project_name == project_name:
+                return entry.principal
+        raise Unauthenticated
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def tenant_of(project: str) -> str:
+    """The project as engines see it: a fairness key and a cache salt, never a name."""
+    return blake2b(project.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,141 @@
+"""Tenants and keys: made, listed, ended. Runs inside the caller's unit of work, never commits."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.errors import Conflict, InvalidRequest, ResourceNotFound
+from gateway.identity import keys
+from gateway.identity.models import ApiKey, KeyKind, Organisation, Project
+from gateway.identity.pepper import Peppers
+from gateway.identity.repository import IdentityRepository
+from gateway.ids import new_id
+from gateway.names import checked_name
+
+DEFAULT_ORGANISATION = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTerms:
+    """What a new key may do, and for how long."""
+
+    name: str = "default"
+    requests_per_minute: int | None = None  # None: unlimited
+    tokens_per_minute: int | None = None
+    expires_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for param in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, param)
+            if value is not None and not 0 < value < 2**31:
+                raise InvalidRequest(f"{param} {value}: from 1 to {2**31 - 1}", param=param)
+
+
+class IdentityService:
+    def __init__(self, session: AsyncSession, now: datetime) -> None:
+        self._rows = IdentityRepository(session)
+        self._session = session
+        self._now = now
+
+    async def create_project(self, name: str, organisation: str = DEFAULT_ORGANISATION) -> Project:
+        """Makes the organisation too when it does not exist. Raises Conflict."""
+        owner = await self.organisation(organisation, create=True)
+        for project in await self._rows.projects(checked_name(name, param="tenant")):
+            if project.organisation_id == owner.id:
+                raise Conflict(f"tenant {organisation}/{name} exists", param="tenant")
+        project = Project(
+            id=new_id("prj"),
+            organisation_id=owner.id,
+            name=name,
+            created_at=self._now,
+            archived_at=None,
+            organisation=owner,
+        )
+        self._rows.add(project)
+        return project
+
+    async def organisation(self, name: str, *, create: bool = False) -> Organisation:
+        found = await self._rows.organisation(checked_name(name, param="organisation"))
+        if found is not None:
+            return found
+        if not create:
+            raise ResourceNotFound(f"no organisation {name!r}", param="organisation")
+        organisation = Organisation(id=new_id("org"), name=name, created_at=self._now)
+        self._rows.add(organisation)
+        return organisation
+
+    async def project(self, reference: str) -> Project:
+        """By name, or by organisation/name where the name alone is not enough."""
+        organisation, _, name = reference.rpartition("/")
+        found = [
+            project
+            for project in await self._rows.projects(name)
+            if organisation in ("", project.organisation.name)
+        ]
+        if not found:
+            raise ResourceNotFound(f"no tenant {reference!r}", param="tenant")
+        if len(found) > 1:
+            choices = ", ".join(f"{p.organisation.name}/{p.name}" for p in found)
+            raise InvalidRequest(f"tenant {reference!r} is one of {choices}", param="tenant")
+        return found[0]
+
+    async def archive(self, reference: str) -> Project:
+        """All its keys stop, and its name is free again."""
+        project = await self.project(reference)
+        project.archived_at = self._now
+        for key in await self._rows.keys(project.id):
+            key.revoked_at = key.revoked_at or self._now
+        return project
+
+    def issue(
+        self, project: Project, terms: KeyTerms, *, peppers: Peppers, environment: str = "live"
+    ) -> keys.Key:
+        """The returned key is the only copy of its text."""
+        key = keys.generate(environment)
+        self._keep(key, terms, peppers, organisation=project.organisation_id, project=project.id)
+        return key
+
+    def issue_admin(
+        self, organisation: Organisation, terms: KeyTerms, *, peppers: Peppers
+    ) -> keys.Key:
+        key = keys.generate(keys.ADMIN)
+        self._keep(key, terms, peppers, organisation=organisation.id, project=None)
+        return key
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Revoking twice changes nothing."""
+        row = await self._rows.key(key_id)
+        if row is None:
+            raise ResourceNotFound("no key of this id (the id begins with key_)", param="key")
+        row.revoked_at = row.revoked_at or self._now
+        return row
+
+    def _keep(
+        self,
+        key: keys.Key,
+        terms: KeyTerms,
+        peppers: Peppers,
+        *,
+        organisation: str,
+        project: str | None,
+    ) -> None:
+        if terms.expires_at is not None and terms.expires_at <= self._now:
+            raise InvalidRequest("the expiry is in the past", param="expires")
+        self._rows.add(
+            ApiKey(
+                id=key.id,
+                organisation_id=organisation,
+                project_id=project,
+                kind=KeyKind.ADMIN if key.is_admin else KeyKind.PROJECT,
+                name=checked_name(terms.name, param="name"),
+                hash=key.hash(peppers[peppers.current]),
+                pepper_version=peppers.current,
+                last4=key.last4,
+                requests_per_minute=terms.requests_per_minute,
+                tokens_per_minute=terms.tokens_per_minute,
+                created_at=self._now,
+                expires_at=terms.expires_at,
+                revoked_at=None,
+            )
+        )

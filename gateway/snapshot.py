@@ -1,0 +1,163 @@
+"""Keys, limits and names as they are, in this process: the request path reads no database.
+
+A snapshot is immutable and replaced whole. The epoch row says when it is out of date: every
+change of keys, projects or adapters moves it in the same transaction, whoever makes the change.
+It is polled (``Settings.epoch_poll_s``), and a Redis message, when there is a Redis, only makes
+the look come sooner. While the database is away the last snapshot stays in use.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from engine.protocol import AdapterRef
+from gateway.catalog.catalogue import AdapterEntry, Catalogue
+from gateway.catalog.repository import CatalogRepository
+from gateway.catalog.target import Target
+from gateway.db import Database, DatabaseUnavailable, read_epoch
+from gateway.errors import Unauthenticated
+from gateway.identity.directory import KeyDirectory, KeyEntry, tenant_of
+from gateway.identity.models import ApiKey, KeyKind
+from gateway.identity.pepper import Peppers
+from gateway.identity.principal import Principal
+from gateway.identity.repository import IdentityRepository
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    epoch: int
+    keys: KeyDirectory
+    catalogue: Catalogue
+
+
+class LiveSnapshot:
+    """The current snapshot, kept current. Belongs to one event loop.
+
+    live = LiveSnapshot(database, peppers, base_model="smol")
+    async with live.following():  # loads it, then refreshes it until the block ends
+        principal = live.authenticate(key)
+        target = live.resolve(principal, "support@2")
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        peppers: Peppers,
+        *,
+        base_model: str,
+        open_tenant: str | None = None,
+        poll_s: float = 0.25,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``open_tenant``: the project that answers for callers with any or no key."""
+        self._database = database
+        self._peppers = peppers
+        self._base_model = base_model
+        self._open_tenant = open_tenant
+        self._poll_s = poll_s
+        self._clock = clock
+        self._created = int(clock())  # of the base, as /v1/models reports it
+        self._hint = asyncio.Event()
+        self._current: Snapshot | None = None
+
+    @property
+    def current(self) -> Snapshot:
+        assert self._current is not None, "the snapshot is loaded before anything is served"
+        return self._current
+
+    def authenticate(self, key: str) -> Principal:
+        """Raises Unauthenticated: the same for unknown, malformed, expired and revoked keys."""
+        now = self._clock()
+        try:
+            return self.current.keys.authenticate(key, now)
+        except Unauthenticated:
+            if self._open_tenant is None:
+                raise
+            return self.current.keys.any_of(self._open_tenant, now)
+
+    def resolve(self, principal: Principal, name: str) -> Target:
+        """Raises ModelNotFound: the same for another project's name and for no name at all."""
+        return self.current.catalogue.resolve(principal.project, name)
+
+    def models(self, principal: Principal) -> list[Target]:
+        """The base, then the principal's own adapters."""
+        return self.current.catalogue.models(principal.project)
+
+    def hint(self) -> None:
+        """Something may have changed: look now, not at the next poll."""
+        self._hint.set()
+
+    async def refresh(self) -> None:
+        """Load a new snapshot if the epoch has moved. Raises DatabaseUnavailable."""
+        if self._current is not None and await self._database.epoch() == self._current.epoch:
+            return
+        async with self._database.reading() as session:
+            self._current = await self._load(session)
+
+    async def follow(self) -> None:
+        """Refresh for ever. Failures are logged once and the last snapshot stays in use."""
+        reachable = True
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hint.wait(), self._poll_s)
+            self._hint.clear()
+            try:
+                await self.refresh()
+            except DatabaseUnavailable as error:
+                if reachable:
+                    log.warning("keys and adapters are as last known: %s", error)
+                reachable = False
+            else:
+                if not reachable:
+                    log.info("keys and adapters are up to date again")
+                reachable = True
+
+    async def _load(self, session: AsyncSession) -> Snapshot:
+        epoch = await read_epoch(session)  # first: what is read after it is at least as new
+        keys = [_key_entry(row) for row in await IdentityRepository(session).live_keys()]
+        owners = {p.id: p.name for p in await IdentityRepository(session).projects()}
+        adapters = [
+            AdapterEntry(
+                id=row.id,
+                project=row.project_id,
+                project_name=owners[row.project_id],
+                name=row.name,
+                version=row.version,
+                adapter=AdapterRef(row.digest, row.rank),
+                created=int(row.created_at.timestamp()),
+            )
+            for row in await CatalogRepository(session).ready()
+            if row.project_id in owners
+        ]
+        return Snapshot(
+            epoch,
+            KeyDirectory(keys, self._peppers),
+            Catalogue(self._base_model, self._created, adapters),
+        )
+
+
+def _key_entry(row: ApiKey) -> KeyEntry:
+    project = row.project
+    principal = Principal(
+        organisation=row.organisation_id,
+        project=project.id if project else "",
+        project_name=project.name if project else "",
+        key=row.id,
+        tenant=tenant_of(project.id) if project else "",
+        requests_per_minute=row.requests_per_minute,
+        tokens_per_minute=row.tokens_per_minute,
+        admin=row.kind == KeyKind.ADMIN,
+    )
+    return KeyEntry(
+        principal=principal,
+        hash=row.hash,
+        pepper_version=row.pepper_version,
+        expires_at=row.expires_at.timestamp() if row.expires_at else None,
+    )
