@@ -102,6 +102,17 @@ class Stream:
             await self._news.wait()
         return self._arrived.popleft()
 
+    async def batch(self) -> list[Output]:
+        """Everything that arrived since the last call, waiting for the first; empty at the end."""
+        first = await anext(self, None)
+        return [] if first is None else [first, *self.take()]
+
+    def take(self) -> list[Output]:
+        """What has arrived and was not read, without waiting."""
+        outputs = list(self._arrived)
+        self._arrived.clear()
+        return outputs
+
     @property
     def finished(self) -> bool:
         """Every choice has ended, or none will: there is nothing left to cancel."""
