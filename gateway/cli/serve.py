@@ -1,1 +1,147 @@
-"""placeholder"""
+"""``loratorio serve``: from a command line to two supervised programs that answer."""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gateway
+from gateway.cli.child import Child, Program
+from gateway.cli.console import Console
+from gateway.cli.flags import ServeOptions
+from gateway.cli.preflight import CannotServe, check, free_port, hold_data_dir
+from gateway.cli.prepare import DEMO_PROJECT, demo_model, prepare
+from gateway.cli.probe import is_ready, url_host
+from gateway.cli.ready import Ready, TenantAccess, banner, write_private, write_ready
+from gateway.cli.supervisor import StartFailed, Supervisor
+from gateway.config import ConfigError, Secret, Settings
+
+SOCKET_PATH_LIMIT = 100  # bytes; the system allows 107
+GATEWAY_STOP_SECONDS = 35.0
+ENGINE_STOP_SECONDS = 35.0
+
+
+def serve(options: ServeOptions, console: Console) -> int:
+    """Serve until a signal; the exit code. What cannot be served is said in one line."""
+    try:
+        check(options)
+        for sentence in options.unneeded:
+            console.say(sentence)
+        with hold_data_dir(options.data_dir) as lock, _runtime_dir(options.data_dir) as runtime:
+            _serve(options, console, runtime=runtime, lock=lock)
+    except (CannotServe, ConfigError, StartFailed) as error:
+        console.fail(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int) -> None:
+    port = free_port(options.host, options.port, "--port")
+    metrics_port = free_port(options.host, options.metrics_port, "--metrics-port")
+    model = options.model or demo_model(options.data_dir, console)
+    settings = _settings(options, model, runtime, ports=(port, metrics_port))
+    access = asyncio.run(prepare(options, settings, console))
+    settings_file = runtime / "gateway.json"
+    write_private(settings_file, settings.to_json())
+    children = [
+        Child(_gateway(settings_file, lock), console.line),
+        Child(_engine(options, settings, lock), console.line),
+    ]
+    supervisor = Supervisor(
+        children, probe=lambda: is_ready(settings.host, port), say=console.say
+    )
+    ready = _ready(settings, access.admin_key, access.tenants)
+
+    def announce() -> None:
+        if options.ready_file:
+            write_ready(options.ready_file, ready)
+        print(banner(ready), flush=True)
+
+    try:
+        asyncio.run(supervisor.run(announce))
+    finally:
+        if options.ready_file:
+            options.ready_file.unlink(missing_ok=True)
+
+
+def _settings(
+    options: ServeOptions, model: Path, runtime: Path, *, ports: tuple[int, int]
+) -> Settings:
+    return Settings(
+        data_dir=options.data_dir,
+        model_dir=model,
+        served_model_name=options.served_model_name or model.name,
+        engines=(f"unix:{runtime / 'engine.sock'}",),
+        host=options.host,
+        port=ports[0],
+        metrics_host=options.host,
+        metrics_port=ports[1],
+        database_url=Secret(options.database_url) if options.database_url else None,
+        redis_url=Secret(options.redis_url) if options.redis_url else None,
+        open=options.open,
+        open_tenant=DEMO_PROJECT if options.demo else "default",
+    )
+
+
+def _ready(settings: Settings, admin_key: str, tenants: list[TenantAccess]) -> Ready:
+    origin = f"http://{url_host(settings.host)}:{settings.port}"
+    metrics = f"http://{url_host(settings.metrics_host)}:{settings.metrics_port}/metrics"
+    return Ready(
+        base_url=f"{origin}/v1",
+        dashboard_url=f"{origin}/",
+        metrics_url=metrics,
+        admin_key=admin_key,
+        base_model=settings.served_model_name,
+        tenants=tenants,
+    )
+
+
+def _gateway(settings_file: Path, lock: int) -> Program:
+    return Program(
+        name="gateway",
+        argv=(sys.executable, "-m", "gateway", "serve", "--settings", str(settings_file)),
+        stop_seconds=GATEWAY_STOP_SECONDS,
+        environment=python_path(),
+        keep_open=(lock,),
+    )
+
+
+def _engine(options: ServeOptions, settings: Settings, lock: int) -> Program:
+    return Program(
+        name="engine",
+        argv=(
+            *(sys.executable, "-m", "engine", "serve", "--model", str(settings.model_dir)),
+            *("--listen", settings.engines[0], "--adapter-store", str(settings.adapter_store)),
+            *("--data-dir", str(settings.data_dir / "engine"), "--device", options.device),
+            *("--dtype", options.dtype, *options.engine_flags),
+        ),
+        stop_seconds=ENGINE_STOP_SECONDS,
+        environment=python_path(),
+        keep_open=(lock,),
+    )
+
+
+def python_path() -> dict[str, str]:
+    """Programs we start find the same packages, wherever ours were found."""
+    root = str(Path(gateway.__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
+
+
+@contextmanager
+def _runtime_dir(data_dir: Path) -> Iterator[Path]:
+    """Where the socket lies: in the data directory, or elsewhere if its path is too long."""
+    runtime = data_dir / "run"
+    if len(os.fsencode(runtime / "engine.sock")) > SOCKET_PATH_LIMIT:
+        runtime = Path(tempfile.mkdtemp(prefix="loratorio-", dir="/tmp"))  # noqa: S108 (mode 0700)
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield runtime
+    finally:
+        shutil.rmtree(runtime, ignore_errors=True)

@@ -1,0 +1,25 @@
+# The engine: torch and Triton. Build from the repository's root:
+#   docker build -f deploy/engine.Dockerfile -t loratorio-engine .
+# Triton compiles its launchers when a kernel first runs, so the image keeps a C compiler; this
+# base image carries Python's headers. The CUDA libraries come with torch's wheels; the host brings the driver.
+FROM python:3.11-slim
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+RUN useradd --uid 10001 --create-home loratorio \
+    && install -d -o loratorio /data /models /cache
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY adapters adapters
+COPY engine engine
+COPY gateway gateway
+COPY kernels kernels
+COPY migrations migrations
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engine]'
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/cache/triton
+USER loratorio
+VOLUME ["/data", "/models", "/cache"]
+EXPOSE 7001
+ENTRYPOINT ["python", "-m", "engine"]
+CMD ["serve", "--model", "/models/base", "--listen", "tcp:0.0.0.0:7001", \
+     "--adapter-store", "/data/adapters", "--data-dir", "/data/engine"]

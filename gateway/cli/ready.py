@@ -1,0 +1,59 @@
+"""What a server says when it answers: a file for programs, a few lines for people."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class TenantAccess(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    api_key: str
+    models: list[str]  # public names it may use, the base first
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``--ready-file``. Holds keys: readable by its owner alone."""
+
+    base_url: str
+    dashboard_url: str
+    metrics_url: str
+    admin_key: str
+    base_model: str
+    tenants: list[TenantAccess]
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file in one step, mode 0600: it is complete or as it was."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    partial.replace(path)
+
+
+def write_ready(path: Path, ready: Ready) -> None:
+    write_private(path, msgspec.json.format(msgspec.json.encode(ready)) + b"\n")
+
+
+def banner(ready: Ready) -> str:
+    """How to call the server, for copying."""
+    tenants = "\n".join(
+        f"    {tenant.name:10} {tenant.api_key}\n{'':15}{', '.join(tenant.models)}"
+        for tenant in ready.tenants
+    )
+    first = ready.tenants[0]
+    model = first.models[0]
+    return f"""
+  Page     {ready.dashboard_url}
+  API      {ready.base_url}
+  Metrics  {ready.metrics_url}
+
+  Projects, their keys and models
+{tenants}
+
+  Try it:
+    curl {ready.base_url}/chat/completions -H 'Content-Type: application/json' \\
+      -H 'Authorization: Bearer {first.api_key}' \\
+      -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+"""
