@@ -55,6 +55,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._at_least("page_tokens", self.page_tokens, 1)
         self._at_least("max_num_seqs", self.max_num_seqs, 1)
+        self._at_least("max_num_batched_tokens", self.max_num_batched_tokens, 2)
         self._at_least("max_waiting", self.max_waiting, 1)
         self._at_least("max_adapter_loads", self.max_adapter_loads, 1)
         self._at_least("grant_step", self.grant_step, 1)

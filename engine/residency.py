@@ -4,8 +4,15 @@ Two seams keep this file free of torch: a ``HostCache`` brings adapters from dis
 memory in its own threads, an ``AdapterMemory`` lays one out in pages of the pool.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from engine.errors import AdapterUnusable
+from engine.pages import Kind, Owner, PagePool
+from engine.step import NO_ADAPTER
 
 P = TypeVar("P")  # an adapter in host memory, opaque here
 P_co = TypeVar("P_co", covariant=True)
@@ -16,7 +23,7 @@ class HostCache(Protocol[P_co]):
     """The tier below the pool. Called from the engine loop; never blocks."""
 
     def request(self, digest: str) -> None:
-        """Start bringing an adapter into host memory. Idempotent; after an error, tries again."""
+        """Start bringing an adapter into host memory. Idempotent; retries failures of old."""
 
     def poll(self, digest: str) -> P_co | Exception | None:
         """The adapter, why it cannot be had, or None while it is on its way."""
@@ -36,3 +43,215 @@ class AdapterMemory(Protocol[P_contra]):
 
     def clear(self, row: int) -> None:
         """Forget a row. No pass launched later refers to it until it is placed again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter(Generic[P]):
+    digest: str
+    interest: int = 0  # open sequences that name it
+    pins: int = 0  # sequences in passes: it may not move
+    loading: bool = False
+    packed: P | None = None  # in host memory, waiting for pages
+    size: int = 0  # pages, once known
+    row: int = NO_ADAPTER  # while in pages
+
+
+class Residency(Generic[P]):
+    """Moves adapters disk → host → pages, and out again, least recently used first.
+
+    An open sequence *joins* its adapter, so that several share one load; a running one *pins*
+    it, so that neither its row nor its pages can be given away. At most ``max_loads`` adapters
+    are on their way or waiting in host memory at a time. Belongs to the engine loop's thread.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        memory: AdapterMemory[P],
+        cache: HostCache[P] | None,
+        *,
+        max_loads: int = 16,
+    ) -> None:
+        self._pool, self._memory, self._cache = pool, memory, cache
+        self._max_loads = max_loads
+        self._adapters: dict[str, _Adapter[P]] = {}
+        self._moving: dict[str, _Adapter[P]] = {}  # loading, or in host memory
+        self._idle: OrderedDict[str, _Adapter[P]] = OrderedDict()  # in pages, unpinned; LRU first
+        self._idle_pages = 0
+        self._rows: list[int] = []  # a heap of rows given back
+        self._resident: dict[str, int] = {}  # digest → row
+        self._failures: dict[str, Exception] = {}
+        self.loads = 0
+        self.evictions = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a store to load adapters from."""
+        return self._cache is not None
+
+    @property
+    def resident(self) -> list[str]:
+        return list(self._resident)
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._moving)
+
+    def join(self, digest: str) -> None:
+        self._adapter(digest).interest += 1
+
+    def leave(self, digest: str) -> None:
+        adapter = self._adapters[digest]
+        adapter.interest -= 1
+        if not adapter.interest and not adapter.loading:
+            self._forget_unless_resident(adapter)
+
+    def prefetch(self, digest: str) -> None:
+        """Bring it to host memory, and into pages if some are free; give way to real demand."""
+        if self.enabled:
+            self._start(self._adapter(digest))
+
+    def seek(self, digest: str) -> bool:
+        """True once it is in pages or could be put there; otherwise its load is under way."""
+        adapter = self._adapters[digest]
+        if adapter.row != NO_ADAPTER or adapter.packed is not None:
+            return True
+        self._start(adapter)
+        return False
+
+    def poll(self) -> dict[str, Exception]:
+        """Take in finished loads. Returns the failures since the last call, by digest."""
+        for adapter in [adapter for adapter in self._moving.values() if adapter.loading]:
+            self._take(adapter)
+        failures, self._failures = self._failures, {}
+        return failures
+
+    def size(self, digest: str) -> int:
+        """Pages it takes. Known once ``seek`` was true."""
+        return self._adapters[digest].size
+
+    def placed(self, digest: str) -> bool:
+        return digest in self._resident
+
+    def pin(self, digest: str) -> int | None:
+        """Put it into pages if it is not there, and keep it there. Returns its table row.
+
+        None when there are no pages for it, or it cannot be laid out (``poll`` then says so).
+        """
+        adapter = self._adapters[digest]
+        if adapter.row == NO_ADAPTER and not self._place(adapter):
+            return None
+        if not adapter.pins:
+            del self._idle[digest]
+            self._idle_pages -= adapter.size
+        adapter.pins += 1
+        return adapter.row
+
+    def unpin(self, digest: str) -> None:
+        adapter = self._adapters[digest]
+        assert adapter.pins > 0, f"adapter {digest} is not pinned"
+        adapter.pins -= 1
+        if not adapter.pins:
+            self._rest(adapter)
+
+    def evictable(self, *, besides: str | None = None) -> int:
+        """Pages that evicting every idle adapter but one would free."""
+        kept = self._idle.get(besides) if besides else None
+        return self._idle_pages - (kept.size if kept else 0)
+
+    def make_room(self, pages: int) -> bool:
+        """Evict idle adapters until ``pages`` are free; nothing is evicted in vain."""
+        if self._pool.free_pages + self._idle_pages < pages:
+            return False
+        while self._pool.free_pages < pages:
+            oldest = next(iter(self._idle.values()))
+            unwanted = (adapter for adapter in self._idle.values() if not adapter.interest)
+            self._evict(next(unwanted, oldest))
+        return True
+
+    def check(self) -> None:
+        """Raise AssertionError if rows, pages or pins do not add up."""
+        rows = [adapter.row for adapter in self._adapters.values() if adapter.row != NO_ADAPTER]
+        assert sorted([*rows, *self._rows]) == list(range(len(rows) + len(self._rows))), "rows"
+        assert len(rows) == len(self._resident), "a resident adapter is not known"
+        for adapter in self._adapters.values():
+            held = len(self._pool.held(Owner(Kind.ADAPTER, adapter.digest)))
+            assert held == (adapter.size if adapter.row != NO_ADAPTER else 0), "adapter pages"
+            assert (adapter.digest in self._idle) == (adapter.row >= 0 and not adapter.pins)
+        assert self._idle_pages == sum(adapter.size for adapter in self._idle.values())
+
+    def _adapter(self, digest: str) -> _Adapter[P]:
+        return self._adapters.setdefault(digest, _Adapter(digest))
+
+    def _start(self, adapter: _Adapter[P]) -> None:
+        assert self._cache is not None, "no adapter is accepted without a store"
+        known = adapter.digest in self._moving or adapter.row != NO_ADAPTER
+        if known or len(self._moving) >= self._max_loads:
+            return self._forget_unless_resident(adapter)
+        self._cache.request(adapter.digest)
+        adapter.loading = True
+        self._moving[adapter.digest] = adapter
+
+    def _take(self, adapter: _Adapter[P]) -> None:
+        assert self._cache is not None
+        loaded = self._cache.poll(adapter.digest)
+        if loaded is None:
+            return
+        adapter.loading = False
+        if isinstance(loaded, Exception):
+            self._fail(adapter, loaded)
+            return
+        adapter.packed, adapter.size = loaded, self._memory.pages_for(loaded)
+        self.loads += 1
+        if not adapter.interest:  # prefetched
+            fits = adapter.size <= self._pool.free_pages
+            if not (fits and self._place(adapter)):
+                self._forget_unless_resident(adapter)
+
+    def _place(self, adapter: _Adapter[P]) -> bool:
+        assert adapter.packed is not None, "only a loaded adapter can be placed"
+        if not self.make_room(adapter.size):
+            return False
+        owner = Owner(Kind.ADAPTER, adapter.digest)
+        pages = self._pool.allocate(adapter.size, owner)
+        assert pages is not None
+        row = heappop(self._rows) if self._rows else len(self._resident)
+        try:
+            self._memory.place(row, adapter.packed, pages)
+        except AdapterUnusable as error:
+            self._pool.free(owner)
+            heappush(self._rows, row)
+            self._fail(adapter, error)
+            return False
+        adapter.row = self._resident[adapter.digest] = row
+        adapter.packed = None
+        del self._moving[adapter.digest]
+        self._rest(adapter)
+        return True
+
+    def _rest(self, adapter: _Adapter[P]) -> None:
+        self._idle[adapter.digest] = adapter
+        self._idle_pages += adapter.size
+
+    def _evict(self, adapter: _Adapter[P]) -> None:
+        assert not adapter.pins, "a pinned adapter stays"
+        self._memory.clear(adapter.row)
+        heappush(self._rows, adapter.row)
+        self._pool.free(Owner(Kind.ADAPTER, adapter.digest))
+        del self._idle[adapter.digest], self._resident[adapter.digest]
+        self._idle_pages -= adapter.size
+        adapter.row = NO_ADAPTER
+        self.evictions += 1
+        if not adapter.interest:
+            self._forget_unless_resident(adapter)
+
+    def _fail(self, adapter: _Adapter[P], error: Exception) -> None:
+        adapter.packed = None
+        self._moving.pop(adapter.digest, None)
+        self._failures[adapter.digest] = error
+        self._forget_unless_resident(adapter)
+
+    def _forget_unless_resident(self, adapter: _Adapter[P]) -> None:
+        if adapter.row == NO_ADAPTER and not adapter.interest and not adapter.loading:
+            self._moving.pop(adapter.digest, None)
+            self._adapters.pop(adapter.digest, None)

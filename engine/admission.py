@@ -1,0 +1,99 @@
+"""Whether a Submit may start at all, decided before it takes any room.
+
+Everything refused here was never started, so the gateway may send it elsewhere. Fields are
+checked once, at this edge; nothing further in checks them again.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.protocol import RefusalCode, Sampling, Submit
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+
+
+class Refusal(Exception):
+    """Why a request does not start."""
+
+    def __init__(self, code: RefusalCode, detail: str, retry_ms: int | None = None) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.retry_ms = code, detail, retry_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this engine can take."""
+
+    vocab_size: int
+    max_model_len: int  # tokens
+    num_pages: int
+    page_tokens: int
+    adapters: bool  # whether there is a store to load them from
+
+    def admit(self, submit: Submit) -> int:
+        """Tokens each choice may generate: max_tokens or what the context leaves.
+
+        Raises Refusal.
+        """
+        for problem in _problems(submit, self.vocab_size):
+            raise Refusal(RefusalCode.INVALID, problem)
+        prompt = len(submit.tokens)
+        if prompt + 1 > self.max_model_len:
+            raise Refusal(
+                RefusalCode.PROMPT_TOO_LONG,
+                f"the prompt has {prompt} tokens; with one more to generate it exceeds the context "
+                f"of {self.max_model_len}",
+            )
+        if submit.adapter and not self.adapters:
+            raise Refusal(RefusalCode.ADAPTER_MISSING, "this engine has no adapter store")
+        limit = min(submit.max_tokens, self.max_model_len - prompt)
+        pages = -(-(prompt + limit - 1) // self.page_tokens)
+        if pages > self.num_pages:
+            raise Refusal(
+                RefusalCode.NEVER_FITS,
+                f"{prompt} prompt tokens and {limit} more need {pages} pages of "
+                f"{self.page_tokens} tokens; this engine has {self.num_pages}",
+            )
+        return limit
+
+
+def _problems(submit: Submit, vocab_size: int) -> Iterator[str]:
+    tokens = submit.tokens
+    if not tokens:
+        yield "tokens is empty"
+    elif min(tokens) < 0 or max(tokens) >= vocab_size:
+        yield f"tokens has an id outside 0..{vocab_size - 1}"
+    if submit.max_tokens < 1:
+        yield f"max_tokens={submit.max_tokens} must be at least 1"
+    if not 1 <= submit.n <= MAX_CHOICES:
+        yield f"n={submit.n} must be in 1..{MAX_CHOICES}"
+    for name, value in (
+        ("logprobs", submit.logprobs),
+        ("prompt_logprobs", submit.prompt_logprobs),
+    ):
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            yield f"{name}={value} must be in 0..{MAX_LOGPROBS}"
+    if submit.granted is not None and submit.granted < 0:
+        yield f"granted={submit.granted} must not be negative"
+    yield from _sampling_problems(submit.sampling, vocab_size)
+
+
+def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[str]:
+    finite = (sampling.temperature, sampling.presence_penalty, sampling.frequency_penalty)
+    if not all(map(math.isfinite, finite)) or sampling.temperature < 0:
+        yield "sampling.temperature and penalties must be finite, temperature not negative"
+    if not 0 < sampling.top_p <= 1:
+        yield f"sampling.top_p={sampling.top_p} must be above 0 and at most 1"
+    if not 0 <= sampling.min_p <= 1:
+        yield f"sampling.min_p={sampling.min_p} must be in 0..1"
+    if sampling.top_k < 0:
+        yield f"sampling.top_k={sampling.top_k} must not be negative"
+    if not 0 < sampling.repetition_penalty < math.inf:
+        yield f"sampling.repetition_penalty={sampling.repetition_penalty} must be above 0"
+    if sampling.min_tokens < 0:
+        yield f"sampling.min_tokens={sampling.min_tokens} must not be negative"
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < vocab_size or math.isnan(bias):
+            yield f"sampling.logit_bias of token {token} must be a number, its id below {vocab_size}"

@@ -1,0 +1,211 @@
+"""One choice of one request inside the engine, and what the choices of a request share.
+
+A sequence *knows* its prompt and the tokens drawn so far, and has *computed* KV for the first
+of them. Preemption forgets what is computed, never what is known, so tokens do not change.
+Belongs to the engine loop's thread.
+"""
+
+from collections.abc import Sequence as View
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.pages import Kind, Owner
+from engine.protocol import Finish, Output, Submit, TokenLogprobs, Usage
+from engine.step import NO_ADAPTER, Draw, Drawn
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    WAITING_ADAPTER = "waiting_adapter"  # the adapter is on its way; no page is held
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_LEGAL = {
+    Phase.WAITING: {Phase.WAITING_ADAPTER, Phase.RUNNING, Phase.FINISHED},
+    Phase.WAITING_ADAPTER: {Phase.WAITING, Phase.RUNNING, Phase.FINISHED},
+    Phase.RUNNING: {Phase.WAITING, Phase.FINISHED},
+    Phase.FINISHED: set[Phase](),
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """What the choices of one Submit share."""
+
+    submit: Submit
+    connection: int
+    serial: int  # order of arrival
+    arrived: float  # seconds
+    limit: int  # tokens each choice may generate: max_tokens, or what the context leaves
+    stops: frozenset[int]  # tokens that end a choice
+    deadline: float | None = None  # seconds
+    choices: list["Sequence"] = field(default_factory=list)
+    granted: int = 0  # tokens all choices may generate
+    asked: int = 0  # the grant at which more was last asked for
+    dry_since: float | None = None
+    spent: int = 0  # tokens drawn, or being drawn by the pass under way
+    started: bool = False  # a pass has computed some of it: too late to refuse
+
+    def __post_init__(self) -> None:
+        total, granted = self.total, self.submit.granted
+        self.granted = total if granted is None else min(granted, total)
+        self.asked = -1
+
+    @property
+    def total(self) -> int:
+        return self.limit * self.submit.n
+
+    @property
+    def positions(self) -> int:
+        """KV positions a choice may come to need: its last token's is never computed."""
+        return len(self.submit.tokens) + self.limit - 1
+
+    @property
+    def digest(self) -> str | None:
+        return self.submit.adapter.digest if self.submit.adapter else None
+
+    @property
+    def dry(self) -> bool:
+        """No further token may be drawn before a Grant."""
+        return self.spent >= self.granted
+
+    @property
+    def unfinished(self) -> list["Sequence"]:
+        return [choice for choice in self.choices if choice.phase is not Phase.FINISHED]
+
+    @property
+    def prompt_computed(self) -> int:
+        return max(choice.prompt_computed for choice in self.choices)
+
+    @property
+    def generated(self) -> int:
+        return sum(choice.generated for choice in self.choices)
+
+    def ask(self, ahead: int, step: int) -> int | None:
+        """The total to ask a Grant for: once per grant, when ``ahead`` or fewer tokens are left."""
+        if self.granted >= self.total or self.asked == self.granted:
+            return None
+        if self.granted - self.spent > ahead:
+            return None
+        self.asked = self.granted
+        return min(self.total, self.granted + step)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    number: int  # unique within a boot
+    request: Request
+    index: int
+    seed: int
+    phase: Phase = Phase.WAITING
+    output: list[int] = field(default_factory=list)
+    computed: int = 0  # known tokens whose KV is in pages
+    pages: list[int] = field(default_factory=list)
+    row: int = NO_ADAPTER  # of the adapter table, while running
+    prompt_computed: int = 0  # the most prompt tokens ever computed
+    stop_token: int | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # gathered and not yet reported
+
+    def __post_init__(self) -> None:
+        if self.request.submit.prompt_logprobs is not None and self.index == 0:
+            self.prompt_logprobs = []
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(Kind.KV, self.number)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Smaller goes first, and yields its pages last."""
+        return (-self.request.submit.priority, self.request.serial, self.index)
+
+    @property
+    def known(self) -> int:
+        return len(self.request.submit.tokens) + len(self.output)
+
+    @property
+    def in_prompt(self) -> bool:
+        """More than one token is yet to be computed, or all of a chunk's tokens are reported."""
+        return self.known - self.computed > 1 or self.wants_prompt_logprobs
+
+    @property
+    def generated(self) -> int:
+        return len(self.output) + (self.stop_token is not None)
+
+    def move(self, phase: Phase) -> None:
+        assert phase in _LEGAL[self.phase], f"a {self.phase} sequence cannot become {phase}"
+        self.phase = phase
+
+    def tokens(self, start: int, stop: int) -> View[int]:
+        """Known tokens at positions start .. stop - 1."""
+        prompt, split = self.request.submit.tokens, len(self.request.submit.tokens)
+        if stop <= split:
+            return prompt[start:stop]
+        return prompt[start:split] + self.output[max(0, start - split) : stop - split]
+
+    def draw(self) -> Draw:
+        """What to sample once every known token is computed."""
+        submit = self.request.submit
+        early = len(self.output) < submit.sampling.min_tokens
+        return Draw(
+            sampling=submit.sampling,
+            seed=self.seed,
+            position=len(self.output),
+            prompt=submit.tokens,
+            output=self.output,
+            barred=tuple(sorted(self.request.stops)) if early else (),
+            logprobs=submit.logprobs,
+        )
+
+    def advance(self, stop: int, drawn: Drawn) -> int:
+        """Positions before ``stop`` are computed. Returns how many prompt tokens are newly so."""
+        self.computed = stop
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += drawn.prompt_logprobs
+        reached = min(stop, len(self.request.submit.tokens))
+        fresh = max(0, reached - self.prompt_computed)
+        self.prompt_computed += fresh
+        return fresh
+
+    def accept(self, token: int) -> Finish | None:
+        """Take a drawn token; says whether it ended the sequence."""
+        if token in self.request.stops:
+            self.stop_token = token
+            return Finish.STOP
+        self.output.append(token)
+        return Finish.LENGTH if len(self.output) >= self.request.limit else None
+
+    def forget(self) -> None:
+        """Give up what is computed: its pages are gone."""
+        self.computed = 0
+        self.pages = []
+        self.row = NO_ADAPTER
+        if self.prompt_logprobs and not self.output:
+            self.prompt_logprobs = []  # gathered again from the start
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some of the prompt's log-probabilities are yet to be gathered."""
+        return self.prompt_logprobs is not None and not self.output
+
+    def report(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> Output:
+        """Tokens for the gateway, with the prompt's log-probabilities the first time."""
+        gathered, self.prompt_logprobs = self.prompt_logprobs, None
+        submit = self.request.submit
+        return Output(
+            submit.request, tokens, index=self.index, logprobs=logprobs, prompt_logprobs=gathered
+        )
+
+    def terminal(self, finish: Finish, error: str = "") -> Output:
+        """The one last Output, with what this choice cost."""
+        usage = Usage(self.request.prompt_computed, 0, self.generated)
+        return Output(
+            self.request.submit.request,
+            [],
+            finish,
+            index=self.index,
+            usage=usage,
+            stop_token=self.stop_token,
+            error=error,
+        )
