@@ -5,11 +5,12 @@ script touches is in one cluster slot.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from gateway.config import Secret
@@ -17,15 +18,24 @@ from gateway.config import Secret
 log = logging.getLogger(__name__)
 
 CHANNEL = "loratorio:epoch"  # a message says: look at the epoch now
+MAX_CONNECTIONS = 16
+SILENCE_S = 30.0  # how long to wait for one announcement before waiting again
 RETRY_S = 2.0
 
 
 def connect(url: Secret, *, timeout_s: float) -> Redis:
-    """Connects when it is first used; every reply is awaited at most ``timeout_s``."""
-    client: Redis = Redis.from_url(
-        url.reveal(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+    """Connects when it is first used; every reply is awaited at most ``timeout_s``.
+
+    A burst waits for a connection instead of opening one for each request.
+    """
+    pool = BlockingConnectionPool.from_url(
+        url.reveal(),
+        max_connections=MAX_CONNECTIONS,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
     )
-    return client
+    return Redis.from_pool(pool)
 
 
 def key(organisation: str, *parts: str) -> str:
@@ -34,19 +44,17 @@ def key(organisation: str, *parts: str) -> str:
 
 
 class Script:
-    """A Lua script of this package, run by its hash and loaded where that is unknown."""
+    """A Lua script of a package, run by its hash, and sent where the hash is not known."""
 
     def __init__(self, redis: Redis, package: str, name: str) -> None:
         self._redis = redis
         self._text = files(package).joinpath(name).read_text("ascii")
-        self._sha = ""
+        self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, keys: Sequence[str], arguments: Sequence[str | int]) -> list[int]:
         try:
-            if not self._sha:
-                self._sha = str(await self._redis.script_load(self._text))
             reply = await self._redis.evalsha(self._sha, len(keys), *keys, *arguments)
-        except NoScriptError:  # restarted, or another node of a cluster
+        except NoScriptError:  # a fresh server, or another node of a cluster
             reply = await self._redis.eval(self._text, len(keys), *keys, *arguments)
         numbers: list[int] = reply
         return numbers
@@ -67,7 +75,7 @@ async def listen(redis: Redis, heard: Callable[[], None]) -> None:
             async with redis.pubsub(ignore_subscribe_messages=True) as messages:
                 await messages.subscribe(CHANNEL)
                 while True:
-                    if await messages.get_message(timeout=None) is not None:
+                    if await messages.get_message(timeout=SILENCE_S) is not None:
                         heard()
         except (RedisError, OSError) as error:
             log.info("announcements of changes interrupted: %s", error)

@@ -1,0 +1,154 @@
+"""Any schedule of reservations keeps a limit's promise; a lost store keeps a share of it."""
+
+import asyncio
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config import Secret
+from gateway.errors import TokensLimited
+from gateway.limits.degrading import FAILURES_TO_OPEN, DegradingBuckets
+from gateway.limits.limiter import RateLimiter, redis_limiter
+from gateway.limits.memory import SWEEP_EVERY, MemoryBuckets
+from gateway.redis import connect
+from tests.gateway.test_limits import granted, principal
+
+
+class Clock:
+    """Milliseconds that move when told."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class LostStore:
+    """A shared store that hangs or fails, until it is mended."""
+
+    def __init__(self) -> None:
+        self.mode, self.asked = "works", 0
+        self.inner = MemoryBuckets()
+
+    async def take(self, asks, lease):
+        await self.trouble()
+        return await self.inner.take(asks, lease)
+
+    async def settle(self, ask, lease):
+        await self.trouble()
+        await self.inner.settle(ask, lease)
+
+    async def close(self):
+        return None
+
+    async def trouble(self):
+        self.asked += 1
+        if self.mode == "hangs":
+            await asyncio.sleep(60)
+        if self.mode == "fails":
+            raise ConnectionError("refused")
+
+
+actions = st.lists(
+    st.tuples(
+        st.integers(0, 5_000),  # milliseconds that pass
+        st.integers(1, 100),  # tokens reserved
+        st.integers(0, 100),  # per cent of them used
+        st.integers(0, 70_000),  # milliseconds until it is settled
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions, st.sampled_from([100, 101, 700, 997]))
+def test_tokens_used_never_exceed_the_bucket_and_its_refill(schedule, limit):
+    """Over any stretch of time: at most one full bucket and what flows in meanwhile."""
+    clock = Clock()
+    limiter = RateLimiter(MemoryBuckets(clock))
+    who = principal(tokens=limit)
+    used: list[tuple[int, int]] = []  # (time of admission, tokens)
+
+    async def play() -> None:
+        waiting = []
+        for number, (passes, tokens, share, later) in enumerate(schedule):
+            clock.now += passes
+            for entry in [e for e in waiting if e[0] <= clock.now]:
+                waiting.remove(entry)
+                await limiter.settle(entry[1], entry[2])
+            try:
+                lease = await limiter.reserve(who, f"req_{number}", tokens)
+            except TokensLimited as refusal:
+                clock.now += round(refusal.retry_after * 1000) - 1
+                with pytest.raises(TokensLimited):  # the wait is exact: not a millisecond less
+                    await limiter.reserve(who, f"req_{number}", tokens)
+                clock.now += 1
+                lease = await limiter.reserve(who, f"req_{number}", tokens)
+            spent = tokens * share // 100
+            used.append((clock.now, spent))
+            waiting.append((clock.now + later, lease, spent))
+
+    asyncio.run(play())
+    for start in range(len(used)):
+        total = 0
+        for at, tokens in used[start:]:
+            total += tokens
+            assert total <= limit + limit * (at - used[start][0]) / 60_000 + 1
+
+
+def test_drained_buckets_and_forgotten_leases_are_removed():
+    clock = Clock()
+    buckets = MemoryBuckets(clock)
+    limiter = RateLimiter(buckets)
+
+    async def play() -> None:
+        for number in range(SWEEP_EVERY - 1):
+            await limiter.reserve(principal(requests=5, tokens=5), f"req_{number}", 1)
+        clock.now += 2 * 3_600_000
+        await limiter.reserve(principal(requests=5, tokens=5), "req_last", 1)
+
+    asyncio.run(play())
+    assert len(buckets._buckets) == 2
+    assert len(buckets._leases) == 1
+
+
+@pytest.mark.parametrize("mode", ["hangs", "fails"])
+async def test_a_lost_store_degrades_to_a_local_share_and_says_so_once(mode, caplog):
+    store = LostStore()
+    store.mode = mode
+    buckets = DegradingBuckets(store, deadline_s=0.02, replicas=lambda: 2)
+    limiter = RateLimiter(buckets)
+    who = principal(requests=10, tokens=1000)
+    with caplog.at_level(logging.WARNING):
+        assert await granted(limiter, who, 20) == 5
+    assert buckets.degraded
+    assert buckets.local_grants == 5
+    assert len(caplog.records) == 1
+
+
+async def test_an_open_breaker_does_not_wait_for_the_store_and_closes_when_it_is_back():
+    now = 0.0
+    store = LostStore()
+    store.mode = "fails"
+    buckets = DegradingBuckets(store, deadline_s=0.02, clock=lambda: now)
+    limiter = RateLimiter(buckets)
+    who = principal(tokens=1000)
+    leases = [await limiter.reserve(who, f"req_{n}", 10) for n in range(10)]
+    assert store.asked == FAILURES_TO_OPEN
+
+    store.mode = "works"
+    now = 2.0
+    await limiter.reserve(who, "req_back", 10)
+    assert not buckets.degraded
+    for lease in leases:  # taken here, so given back here
+        await limiter.settle(lease, 0)
+    assert store.asked == FAILURES_TO_OPEN + 1
+
+
+async def test_a_redis_that_is_not_there_does_not_stop_requests():
+    limiter = redis_limiter(connect(Secret("redis://127.0.0.1:1"), timeout_s=0.2), deadline_s=0.25)
+    assert await granted(limiter, principal(requests=4), 8) == 4
+    await limiter.close()
