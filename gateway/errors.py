@@ -183,6 +183,12 @@ class EngineLost(Unavailable):
     code = "engine_lost"
 
 
+class EngineFailed(GatewayError):
+    """This request alone failed inside the engine; tokens delivered until then are billed."""
+
+    code = "engine_failed"
+
+
 class DeadlineExceeded(GatewayError):
     status, kind = HTTPStatus.GATEWAY_TIMEOUT, "server_error"
     code = "deadline_exceeded"

@@ -1,0 +1,205 @@
+"""Raw ASGI plumbing for the hot routes: one request in, one answer out, nothing hidden between.
+
+A ``Request`` reads headers and a capped body and notices when its client goes away. A ``Reply``
+sends exactly one answer: a whole JSON body, or server-sent events. Both belong to one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    InvalidRequest,
+    MethodNotAllowed,
+    UnsupportedMediaType,
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Fact = str | int | float | None
+BODY_SECONDS = 60.0  # the longest wait for one more piece of a body
+
+JSON = b"application/json"
+
+
+class Asgi(Protocol):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+class Request:
+    """What a client sent."""
+
+    __slots__ = ("_headers", "_receive", "method", "path", "peer")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.peer: str = scope["client"][0] if scope.get("client") else ""  # address, or unknown
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._receive = receive
+
+    def headers(self, name: bytes) -> list[bytes]:
+        """Every value of a header, whose name is given in lower case."""
+        return [value for key, value in self._headers if key == name]
+
+    def header(self, name: bytes) -> bytes:
+        values = self.headers(name)
+        return values[0].strip() if values else b""
+
+    def require_method(self, *allowed: str) -> None:
+        if self.method not in allowed:
+            raise MethodNotAllowed(
+                f"{self.method} is not allowed here.", headers={"allow": ", ".join(allowed)}
+            )
+
+    async def json_body(self, limit: int) -> bytes:
+        """The whole body. Raises UnsupportedMediaType, BodyTooLarge, ClientGone."""
+        self._require_plain_json()
+        length = self.header(b"content-length")
+        if length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        pieces: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._next_piece()
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit)
+            pieces.append(piece)
+            more = message.get("more_body", False)
+        return b"".join(pieces)
+
+    async def _next_piece(self) -> Message:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await self._receive()
+        except TimeoutError:
+            raise InvalidRequest(
+                f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", code="timeout"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+    def _require_plain_json(self) -> None:
+        kind, *parameters = self.header(b"content-type").lower().split(b";")
+        charsets = {p.strip() for p in parameters if p.strip().startswith(b"charset=")}
+        if kind.strip() not in (b"", JSON) or charsets - {b"charset=utf-8", b'charset="utf-8"'}:
+            raise UnsupportedMediaType("Send the body as application/json in UTF-8.")
+        if self.header(b"content-encoding").lower() not in (b"", b"identity"):
+            raise UnsupportedMediaType("Send the body without a content encoding.")
+
+    def until_gone(self) -> "UntilGone":
+        """A block that ends with ClientGone as soon as the client leaves. Read the body first."""
+        return UntilGone(self._receive)
+
+
+class UntilGone:
+    """Whatever its block waits for is interrupted; costs nothing per chunk sent."""
+
+    __slots__ = ("_cancelling", "_gone", "_receive", "_task", "_watcher")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._watcher = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watcher.cancel()
+        if not self._gone:
+            return
+        ours = self._task.uncancel() <= self._cancelling
+        if ours and kind is asyncio.CancelledError:
+            raise ClientGone from None
+
+
+class Reply:
+    """The one answer to a request. ``headers`` set before it begins go with it, also on errors."""
+
+    __slots__ = ("_send", "_started", "begun", "facts", "headers", "request_id", "status")
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._started = time.monotonic()
+        self.request_id = request_id
+        self.headers: dict[str, str] = {"x-request-id": request_id}
+        self.facts: dict[str, Fact] = {}  # for the log line of this request
+        self.status = 0  # of the answer, once begun
+        self.begun = False
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    async def json(self, body: bytes, status: int = HTTPStatus.OK) -> None:
+        await self._begin(status, {"content-type": "application/json"}, length=len(body))
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, error: GatewayError) -> None:
+        self.headers.update(error.headers())
+        if isinstance(error, BodyTooLarge):
+            self.headers["connection"] = "close"  # the rest of the body is not read
+        await self.json(orjson.dumps(error.body()), error.status)
+
+    async def whole(self, body: bytes, headers: Mapping[str, str]) -> None:
+        await self._begin(HTTPStatus.OK, headers, length=len(body))
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def events(self) -> None:
+        """Begin server-sent events; ``write`` follows."""
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        }
+        await self._begin(HTTPStatus.OK, headers, length=None)
+
+    async def write(self, frames: bytes) -> None:  # waits while the client reads slowly
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def end(self, frames: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": frames})
+
+    async def _begin(self, status: int, headers: Mapping[str, str], *, length: int | None) -> None:
+        assert not self.begun, "one request has one answer"
+        self.begun, self.status = True, status
+        elapsed = str(round(self.elapsed_s * 1000))
+        merged = {**self.headers, **headers, "openai-processing-ms": elapsed}
+        if length is not None:
+            merged["content-length"] = str(length)
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in merged.items()]
+        await self._send({"type": "http.response.start", "status": int(status), "headers": raw})
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limit} bytes.")

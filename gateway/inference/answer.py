@@ -1,0 +1,140 @@
+"""The answer to one request while it grows: its choices, its counts, and what went wrong.
+
+Choices are numbered over all prompts: the ``n`` choices of the first prompt, then of the next.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
+
+from engine.protocol import Finish, Output, TokenLogprobs
+from gateway.errors import DeadlineExceeded, EngineFailed, GatewayError
+from gateway.inference.choice import Choice, Delta
+from gateway.inference.detokenize import Detokenizer
+from gateway.inference.logprobs import TokenChance
+from gateway.inference.order import Order
+from gateway.inference.stop import StopStrings
+from gateway.inference.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a whole request. A prompt counts once, however many choices it has."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+@dataclass(slots=True)
+class Written:
+    """All of one choice, for an answer that is sent whole."""
+
+    texts: list[str] = field(default_factory=list)
+    chances: list[TokenChance] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.chances += delta.chances
+        self.finish = delta.finish or self.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Answer:
+    """Belongs to one request."""
+
+    def __init__(self, order: Order, tokenizer: Tokenizer) -> None:
+        self._order = order
+        self._tokenizer = tokenizer
+        options = order.options
+        stops = StopStrings(options.stop) if options.stop else None
+        self.choices = [
+            Choice(
+                position * options.n + index,
+                tokenizer,
+                stops=stops,
+                min_tokens=options.sampling.min_tokens,
+                offset=len(order.echoes[position]) if order.echoes else 0,
+            )
+            for position in range(len(order.prompts))
+            for index in range(options.n)
+        ]
+        self._unechoed = set(range(len(order.prompts))) if order.echoes else set()
+
+    @property
+    def complete(self) -> bool:
+        """Every choice has a finish reason: nothing more is to be shown."""
+        return all(choice.finish is not None for choice in self.choices)
+
+    def feed(self, position: int, outputs: Iterable[Output]) -> list[tuple[int, Delta]]:
+        """What the choices of one prompt gained. Raises GatewayError where one failed."""
+        gained: list[tuple[int, Delta]] = []
+        for output in outputs:
+            if position in self._unechoed:
+                gained += self._echo(position, output.prompt_logprobs or ())
+            if failure := _failure(output):
+                self.count(position, (output,))
+                raise failure
+            index = position * self._order.options.n + output.index
+            gained.append((index, self._shortened(self.choices[index].feed(output))))
+        return gained
+
+    def count(self, position: int, outputs: Iterable[Output]) -> None:
+        """Take the counts of outputs that nobody will be shown."""
+        for output in outputs:
+            self.choices[position * self._order.options.n + output.index].feed(output)
+
+    def counts(self) -> Counts:
+        """The engine's numbers where it gave them, else what arrived from it."""
+        n = self._order.options.n
+        groups = [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
+        prompt = cached = 0
+        for choices, tokens in zip(groups, self._order.prompts, strict=True):
+            usages = [choice.usage for choice in choices if choice.usage]
+            if usages:
+                prompt += max(usage.prompt_tokens for usage in usages)
+                cached += max(usage.cached_tokens for usage in usages)
+            elif any(choice.completion_tokens for choice in choices):
+                prompt += len(tokens)
+        generated = sum(choice.completion_tokens for choice in self.choices)
+        return Counts(prompt, cached, 0 if self._order.score_only else generated)
+
+    @property
+    def finish(self) -> str | None:
+        return self.choices[0].finish
+
+    def _shortened(self, delta: Delta) -> Delta:
+        """``max_tokens`` of 0 asks for the echo alone; the engine made one token all the same."""
+        return Delta(finish=delta.finish) if self._order.score_only else delta
+
+    def _echo(self, position: int, known: Sequence[TokenLogprobs]) -> list[tuple[int, Delta]]:
+        self._unechoed.discard(position)
+        chances: list[TokenChance] = []
+        if self._order.options.logprobs is not None:
+            detokenizer, offset = Detokenizer(self._tokenizer), 0
+            prompt = self._order.prompts[position]
+            aligned = islice(chain((None,), known, repeat(None)), len(prompt))  # first has none
+            for token, chance in zip(prompt, aligned, strict=True):
+                chances.append(TokenChance(token, offset, chance))
+                offset += len(detokenizer.feed((token,)))
+        n, text = self._order.options.n, self._order.echoes[position]
+        return [(position * n + index, Delta(text, chances)) for index in range(n)]
+
+
+def _failure(output: Output) -> GatewayError | None:
+    match output.finish:
+        case Finish.ERROR:
+            return EngineFailed(f"The engine failed on this request: {output.error[:300]}")
+        case Finish.DEADLINE:
+            return DeadlineExceeded("The answer was not complete in time.")
+        case Finish.CANCELLED:
+            return EngineFailed("The engine gave up this request.")
+    return None

@@ -1,0 +1,89 @@
+"""Bytes to a JSON object, with every trap of JSON turned into one documented 400.
+
+orjson reads the common case. It refuses NaN, bad UTF-8, a byte order mark, lone surrogates and
+nesting beyond 1,024; it turns integers beyond 64 bits into floats, so bodies that hold a long run
+of digits are read once more by the standard parser, which can say where. Of duplicate keys the
+last one wins.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import orjson
+
+from gateway.errors import InvalidJson, InvalidRequest, InvalidType
+
+Object = dict[str, Any]
+INT64 = range(-(1 << 63), 1 << 63)
+_MANY_DIGITS = re.compile(rb"\d{19}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def parse_object(raw: bytes) -> Object:
+    """Raises InvalidJson, InvalidType or InvalidRequest."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        _explain(raw, error)
+    if _MANY_DIGITS.search(raw):
+        _parse_slowly(raw)
+    if not isinstance(value, dict):
+        raise InvalidType("The body must be a JSON object.")
+    return value
+
+
+def _explain(raw: bytes, error: orjson.JSONDecodeError) -> NoReturn:
+    if not raw.strip():
+        raise InvalidJson("The body is empty; send a JSON object.") from error
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise InvalidJson("The body begins with a byte order mark; send plain UTF-8.") from error
+    value = _parse_slowly(raw)
+    for path, text in _strings(value):
+        if _SURROGATE.search(text):
+            raise InvalidRequest(
+                "A lone surrogate is not a character; escape characters beyond the basic plane"
+                " as a pair.",
+                param=path or None,
+            ) from error
+    raise InvalidJson(f"The body is not valid JSON: {error.msg} at position {error.pos}.")
+
+
+def _parse_slowly(raw: bytes) -> Any:
+    try:
+        return json.loads(raw.decode(), parse_int=_int64, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"The body is not UTF-8 at byte {error.start}.") from error
+    except RecursionError as error:
+        raise InvalidJson("The body is nested too deeply.") from error
+    except json.JSONDecodeError as error:
+        raise InvalidJson(
+            f"The body is not valid JSON: {error.msg} at position {error.pos}."
+        ) from error
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or (number := int(digits)) not in INT64:
+        raise InvalidRequest(f"The integer {digits[:40]} does not fit in 64 bits.")
+    return number
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidJson(f"{name} is not a JSON number.")
+
+
+def _strings(value: Any) -> Iterator[tuple[str, str]]:
+    """Every string in a value with its path; keys count as their object's. Any depth."""
+    rest = [("", value)]
+    while rest:
+        path, item = rest.pop()
+        if isinstance(item, str):
+            yield path, item
+        elif isinstance(item, list):
+            rest.extend((f"{path}[{index}]", part) for index, part in enumerate(item))
+        elif isinstance(item, dict):
+            for key, part in item.items():
+                yield path, key
+                name = key[:100].encode(errors="replace").decode()
+                rest.append((f"{path}.{name}" if path else name, part))

@@ -1,0 +1,115 @@
+"""One choice of an answer, from the engine's tokens to text that may be shown.
+
+Tokens past a stop string are neither shown nor billed. The token in which a stop string ends is
+the last one billed. Stop strings are not looked for in the first ``min_tokens`` tokens.
+"""
+
+from dataclasses import dataclass, field
+
+from engine.protocol import Finish, Output, TokenLogprobs, Usage
+from gateway.inference.detokenize import Detokenizer
+from gateway.inference.logprobs import TokenChance
+from gateway.inference.stop import StopSearch, StopStrings
+from gateway.inference.tokenizer import Tokenizer
+
+REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.GRANT: "length"}
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice gained. Empty text and no reason: nothing to send."""
+
+    text: str = ""
+    chances: list[TokenChance] = field(default_factory=list)
+    finish: str | None = None
+
+
+class Choice:
+    """Belongs to one request. Feed it every Output of its index, in order."""
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        *,
+        stops: StopStrings | None = None,
+        min_tokens: int = 0,
+        offset: int = 0,
+    ) -> None:
+        """``offset``: characters shown before the first token, where a prompt is echoed."""
+        self.index = index
+        self._detokenizer = Detokenizer(tokenizer)
+        self._search = StopSearch(stops) if stops else None
+        self._min_tokens = min_tokens
+        self._decoded = self._shown = offset  # characters
+        self._chances: list[TokenChance] = []  # of tokens not yet shown
+        self._received = 0  # tokens, up to and with the one that completed a stop string
+        self._usage: Usage | None = None
+        self.finish: str | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        """What is billed: the engine's count unless a stop string cut the text."""
+        if self._usage is None or (self._search and self._search.found):
+            return self._received
+        return self._usage.completion_tokens
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._usage
+
+    def feed(self, output: Output) -> Delta:
+        """An output that ends in no reason of OpenAI's (an error, say) leaves ``finish`` None."""
+        if output.usage is not None:
+            self._usage = output.usage
+        if self.finish is not None:
+            return Delta()  # past a stop string
+        if self._search is None and output.logprobs is None:
+            text = self._detokenizer.feed(output.tokens)
+            self._received += len(output.tokens)
+            self._decoded += len(text)
+        else:
+            text = self._feed_each(output.tokens, output.logprobs)
+        if self._search and self._search.found:
+            self.finish = "stop"
+        elif output.finish is not None:
+            self.finish = REASONS.get(output.finish)
+            text += self._flush()
+            if self._search and self._search.found:
+                self.finish = "stop"
+        return self._delta(text)
+
+    def _feed_each(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> str:
+        shown = ""
+        for position, token in enumerate(tokens):
+            text = self._detokenizer.feed((token,))
+            if logprobs is not None:
+                self._chances.append(TokenChance(token, self._decoded, logprobs[position]))
+            self._received += 1
+            self._decoded += len(text)
+            if self._search is None or self._received <= self._min_tokens:
+                shown += text
+                continue
+            shown += self._search.feed(text)
+            if self._search.found:
+                break
+        return shown
+
+    def _flush(self) -> str:
+        text = self._detokenizer.flush()
+        self._decoded += len(text)
+        if self._search is None:
+            return text
+        shown = self._search.feed(text)
+        return shown if self._search.found else shown + self._search.flush()
+
+    def _delta(self, text: str) -> Delta:
+        """Log-probabilities go with the text of their token, so a stop string cuts both."""
+        self._shown += len(text)
+        if not self._chances:
+            return Delta(text, [], self.finish)
+        cut = self._search is not None and self._search.found
+        ended = self.finish is not None and not cut
+        due = [c for c in self._chances if ended or c.offset < self._shown]
+        self._chances = [] if self.finish else self._chances[len(due) :]
+        return Delta(text, due, self.finish)

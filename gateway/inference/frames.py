@@ -1,0 +1,165 @@
+"""The bytes of an answer in OpenAI's two shapes, sent whole or as server-sent events.
+
+What does not change from chunk to chunk is encoded once per request; a chunk costs one escape of
+its text. Every frame is ``data: `` and one JSON object: clients choke on anything shorter.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from gateway.errors import GatewayError
+from gateway.inference.answer import Counts, Written
+from gateway.inference.choice import Delta
+from gateway.inference.logprobs import TokenChance, chat_logprobs, completion_logprobs
+from gateway.inference.order import Order
+from gateway.inference.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+END = b"\n\n"
+
+
+class Frames(ABC):
+    """One request's answer as bytes."""
+
+    endpoint: str
+    whole_object: str
+    chunk_object: str
+    id_prefix: str
+
+    def __init__(self, order: Order, tokenizer: Tokenizer, *, created: int) -> None:
+        self._order = order
+        self._tokenizer = tokenizer
+        self._head: dict[str, Any] = {
+            "id": self.id_prefix + order.id.removeprefix("req_"),
+            "object": self.chunk_object,
+            "created": created,
+            "model": order.target.public_name,
+            "system_fingerprint": order.target.fingerprint,
+        }
+        head = orjson.dumps(self._head)[:-1]
+        self._before = b"data: " + head + b',"choices":['
+        self._after = b'],"usage":null}\n\n' if order.options.include_usage else b"]}\n\n"
+
+    def opening(self) -> bytes:
+        """Frames before the first text."""
+        return b""
+
+    @abstractmethod
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        """Frames for what one choice gained; nothing when it gained nothing to show."""
+
+    @abstractmethod
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        """One choice of a whole answer."""
+
+    def closing(self, counts: Counts) -> bytes:
+        """Everything after the last choice."""
+        if not self._order.options.include_usage:
+            return DONE
+        last = {**self._head, "choices": [], "usage": usage(counts)}
+        return b"data: " + orjson.dumps(last) + END + DONE
+
+    def whole(self, written: Sequence[Written], counts: Counts) -> bytes:
+        choices = [self.choice(index, one) for index, one in enumerate(written)]
+        answer = {
+            **self._head,
+            "object": self.whole_object,
+            "choices": choices,
+            "usage": usage(counts),
+        }
+        return orjson.dumps(answer)
+
+
+class ChatFrames(Frames):
+    endpoint = "chat.completions"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def opening(self) -> bytes:
+        delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
+        rest = b',"logprobs":null,"finish_reason":null}'
+        return b"".join(
+            self._before + b'{"index":%d,' % index + delta + rest + self._after
+            for index in range(self._order.options.n)
+        )
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        frames = b""
+        if delta.text or delta.chances:
+            content = b'{"index":%d,"delta":{"content":' % index + orjson.dumps(delta.text)
+            logprobs = b'},"logprobs":' + self._logprobs(delta.chances)
+            frames = self._before + content + logprobs + b',"finish_reason":null}' + self._after
+        if delta.finish:
+            last = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}'
+            frames += self._before + last % (index, delta.finish.encode()) + self._after
+        return frames
+
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        wanted = self._order.options.logprobs is not None
+        return {
+            "index": index,
+            "message": {
+                "role": "assistant",
+                "content": written.text,
+                "refusal": None,
+                "annotations": [],
+            },
+            "logprobs": chat_logprobs(written.chances, self._tokenizer) if wanted else None,
+            "finish_reason": written.finish,
+        }
+
+    def _logprobs(self, chances: Sequence[TokenChance]) -> bytes:
+        return orjson.dumps(chat_logprobs(chances, self._tokenizer)) if chances else b"null"
+
+
+class CompletionFrames(Frames):
+    endpoint = "completions"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+    id_prefix = "cmpl-"
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        if not (delta.text or delta.chances or delta.finish):
+            return b""
+        text = b'{"index":%d,"text":' % index + orjson.dumps(delta.text)
+        logprobs = b',"logprobs":' + orjson.dumps(self._logprobs(delta.chances))
+        finish = b',"finish_reason":' + orjson.dumps(delta.finish) + b"}"
+        return self._before + text + logprobs + finish + self._after
+
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": written.text,
+            "logprobs": self._logprobs(written.chances),
+            "finish_reason": written.finish,
+        }
+
+    def _logprobs(self, chances: Sequence[TokenChance]) -> dict[str, Any] | None:
+        alternatives = self._order.options.logprobs
+        if alternatives is None:
+            return None
+        return completion_logprobs(chances, self._tokenizer, alternatives=alternatives)
+
+
+def usage(counts: Counts) -> dict[str, Any]:
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.completion,
+        "total_tokens": counts.total,
+        "prompt_tokens_details": {"cached_tokens": counts.cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def error_frames(error: GatewayError) -> bytes:
+    """How a stream that has begun tells its failure: a frame with an ``error``, then the end."""
+    return b"data: " + orjson.dumps(error.body()) + END + DONE

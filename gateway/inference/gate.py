@@ -1,0 +1,72 @@
+"""Who may come in: the authorization header to a principal, before anything else is looked at.
+
+In open mode the snapshot answers for any or no key, so the gate lets only callers of this very
+machine through: the peer is loopback, nobody forwarded the request, and the host that the client
+meant is loopback too (a web page elsewhere could otherwise have its name point here).
+"""
+
+import ipaddress
+from typing import Protocol
+
+from gateway.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from gateway.http import Request
+from gateway.identity.principal import Principal
+
+FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+
+
+class Keys(Protocol):
+    def authenticate(self, key: str) -> Principal:
+        """Raises Unauthenticated."""
+        ...
+
+
+class Gate:
+    def __init__(self, keys: Keys, *, open_to_this_machine: bool) -> None:
+        self._keys = keys
+        self._open = open_to_this_machine
+
+    def admit(self, request: Request) -> Principal:
+        """Raises Unauthenticated, InvalidRequest for more than one key, PermissionDenied."""
+        if self._open and not is_local(request):
+            raise PermissionDenied("This server is open to clients on its own machine only.")
+        principal = self._keys.authenticate(self._key(request))
+        if principal.admin:
+            raise PermissionDenied("Admin keys cannot call inference routes.")
+        return principal
+
+    def _key(self, request: Request) -> str:
+        values = request.headers(b"authorization")
+        if len(values) > 1:
+            raise InvalidRequest("Send one Authorization header, not several.")
+        scheme, _, rest = (values[0] if values else b"").strip(b" \t").partition(b" ")
+        key = rest.strip(b" \t")
+        if self._open and scheme.lower() != b"bearer":
+            return ""
+        if scheme.lower() != b"bearer" or not key:
+            raise Unauthenticated
+        if any(separator in key for separator in b" \t,"):
+            raise InvalidRequest("Send one API key in the Authorization header, not several.")
+        return key.decode("latin-1")
+
+
+def is_local(request: Request) -> bool:
+    forwarded = any(request.headers(name) for name in FORWARDED)
+    return _is_loopback(request.peer) and not forwarded and _is_loopback(_host(request))
+
+
+def _host(request: Request) -> str:
+    """The host that the client meant, without its port."""
+    host = request.header(b"host").decode("latin-1")
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,100 @@
+"""A parsed body to an Order: fields checked, name resolved, words turned into tokens."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.catalog.target import Target
+from gateway.errors import InvalidRequest
+from gateway.fleet.fleet import Fleet
+from gateway.identity.principal import Principal
+from gateway.inference.body import Object
+from gateway.inference.detokenize import Detokenizer
+from gateway.inference.order import Order
+from gateway.inference.prompt import Prompts, require_room
+from gateway.inference.wire import Options, read_chat, read_completion
+
+
+class Names(Protocol):
+    def resolve(self, principal: Principal, name: str) -> Target:
+        """Raises ModelNotFound."""
+        ...
+
+
+class Intake:
+    """``chat`` and ``completion`` raise ModelNotFound, InvalidRequest, NoEngine."""
+
+    def __init__(self, names: Names, prompts: Prompts, fleet: Fleet, *, deadline_ms: int) -> None:
+        self._names = names
+        self._prompts = prompts
+        self._fleet = fleet
+        self._deadline_ms = deadline_ms
+
+    async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
+        asked = read_chat(body)
+        target = self._names.resolve(principal, asked.options.model)
+        tokens = await self._prompts.of_chat(asked.messages)
+        return self._order(
+            request_id, principal, target, options=asked.options, prompts=[tokens], param="messages"
+        )
+
+    async def completion(self, body: Object, principal: Principal, request_id: str) -> Order:
+        asked = read_completion(body)
+        target = self._names.resolve(principal, asked.options.model)
+        several = len(asked.prompts) > 1
+        prompts, echoes = [], []
+        for i, prompt in enumerate(asked.prompts):
+            path = f"prompt[{i}]" if several else "prompt"
+            if isinstance(prompt, str):
+                prompts.append(await self._prompts.of_text(prompt, path))
+                echoes.append(prompt)
+            else:
+                prompts.append(self._prompts.of_tokens(prompt, path))
+                echoes.append(self._text(prompt))
+        return self._order(
+            request_id,
+            principal,
+            target,
+            options=asked.options,
+            prompts=prompts,
+            echoes=echoes if asked.echo else (),
+            param="prompt",
+        )
+
+    def _order(
+        self,
+        request_id: str,
+        principal: Principal,
+        target: Target,
+        *,
+        options: Options,
+        prompts: Sequence[Sequence[int]],
+        echoes: Sequence[str] = (),
+        param: str,
+    ) -> Order:
+        self._require_known(options)
+        longest = max(map(len, prompts))
+        return Order(
+            id=request_id,
+            principal=principal,
+            target=target,
+            options=options,
+            prompts=prompts,
+            room=require_room(longest, self._fleet.context, param=param),
+            deadline_ms=self._deadline_ms,
+            echoes=echoes,
+        )
+
+    def _require_known(self, options: Options) -> None:
+        size = self._prompts.tokenizer.vocab_size
+        named = {"logit_bias": (token for token, _ in options.sampling.logit_bias)}
+        for field, tokens in {**named, "stop_token_ids": iter(options.stop_tokens)}.items():
+            for token in tokens:
+                if token >= size:
+                    raise InvalidRequest(
+                        f"{field} names token {token}; the vocabulary has {size} tokens.",
+                        param=field,
+                    )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        detokenizer = Detokenizer(self._prompts.tokenizer)
+        return detokenizer.feed(tokens) + detokenizer.flush()

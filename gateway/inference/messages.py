@@ -1,0 +1,121 @@
+"""The messages of a chat: checked, and flattened to what a chat template reads.
+
+Only text is understood: an image or audio part is refused by its path. Several text parts become
+one text, joined by line breaks. ``developer`` is the newer word for ``system``.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.inference.fields import Fields, checked_text, missing, wrong_type
+
+Message = Mapping[str, Any]  # role, content and, where given, name, tool_calls, tool_call_id
+ROLES = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+    "tool": "tool", "function": "tool",
+}  # fmt: skip
+MOST_MESSAGES = 10_000
+
+
+def read_messages(fields: Fields) -> tuple[Message, ...]:
+    """Raises InvalidRequest or one of its kinds, with the path of the part at fault."""
+    path = fields.at("messages")
+    values = fields.items("messages", MOST_MESSAGES)
+    if values is None:
+        raise missing(path)
+    if not values:
+        raise InvalidRequest(f"{path} must hold at least one message.", param=path)
+    return tuple(_message(value, f"{path}[{i}]") for i, value in enumerate(values))
+
+
+def _message(value: Any, path: str) -> Message:
+    if not isinstance(value, dict):
+        raise wrong_type(value, "an object", path)
+    fields = Fields(value, path)
+    role = fields.text("role")
+    if role is None:
+        raise missing(f"{path}.role")
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise InvalidRequest(f"{path}.role must be one of {known}.", param=f"{path}.role")
+    message: dict[str, Any] = {"role": ROLES[role]}
+    calls = _tool_calls(fields) if role == "assistant" else []
+    message["content"] = _content(fields.take("content"), f"{path}.content", optional=bool(calls))
+    if calls:
+        message["tool_calls"] = calls
+    if name := fields.name("name"):
+        message["name"] = name
+    if role == "tool":
+        if (call := fields.name("tool_call_id")) is None:
+            raise missing(f"{path}.tool_call_id")
+        message["tool_call_id"] = call
+    return message
+
+
+def _content(value: Any, path: str, *, optional: bool) -> str:
+    if isinstance(value, str):
+        return checked_text(value, path)
+    if value is None:
+        if optional:
+            return ""
+        raise InvalidRequest(
+            f"{path} must be a string or an array of parts; null is only for an assistant"
+            " message with tool_calls.",
+            param=path,
+        )
+    if not isinstance(value, list):
+        raise wrong_type(value, "a string or an array of parts", path)
+    if not value:
+        raise InvalidRequest(f"{path} must hold at least one part.", param=path)
+    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+
+
+def _part(value: Any, path: str) -> str:
+    if not isinstance(value, dict):
+        raise wrong_type(value, "an object", path)
+    fields = Fields(value, path)
+    kind = fields.text("type")
+    if kind is None:
+        raise missing(f"{path}.type")
+    if kind not in ("text", "refusal"):
+        raise UnsupportedParameter(
+            f"{path}.type is {kind[:50]!r}; this model reads text only.", param=f"{path}.type"
+        )
+    text = fields.text(kind)
+    if text is None:
+        raise missing(f"{path}.{kind}")
+    return text
+
+
+def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
+    """Earlier calls in the conversation, their arguments as objects: what templates expect."""
+    calls = []
+    for i, value in enumerate(fields.items("tool_calls", 128) or []):
+        path = f"{fields.at('tool_calls')}[{i}]"
+        if not isinstance(value, dict):
+            raise wrong_type(value, "an object", path)
+        call = Fields(value, path)
+        function = call.object("function")
+        if function is None:
+            raise missing(f"{path}.function")
+        name, arguments = function.name("name"), function.text("arguments")
+        if name is None:
+            raise missing(f"{path}.function.name")
+        calls.append(
+            {
+                "id": call.name("id") or "",
+                "type": "function",
+                "function": {"name": name, "arguments": _arguments(arguments or "{}")},
+            }
+        )
+    return calls
+
+
+def _arguments(text: str) -> Any:
+    """What a model wrote need not be JSON; then the template sees it as it was."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

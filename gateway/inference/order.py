@@ -1,0 +1,80 @@
+"""What is to be generated for one request: everything known once it is admitted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.protocol import Submit
+from gateway.catalog.target import Target
+from gateway.identity.principal import Principal
+from gateway.inference.wire import Options
+
+UNSAID_TOKENS = 1024  # reserved for an answer whose client gave no max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    id: str  # req_…
+    principal: Principal
+    target: Target
+    options: Options
+    prompts: Sequence[Sequence[int]]
+    room: int  # tokens that fit after the longest prompt
+    deadline_ms: int
+    echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def score_only(self) -> bool:
+        return self.options.max_tokens == 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Of each choice. More than the context leaves is clamped; engines make at least one."""
+        wanted = self.options.max_tokens
+        return self.room if wanted is None else min(max(wanted, 1), self.room)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What is taken from the tokens per minute until the true number is known.
+
+        A client that names no maximum could mean all of the context; reserving that would shut
+        a small limit at once. The difference is settled at the end either way.
+        """
+        each = self.max_tokens
+        if self.options.max_tokens is None:
+            each = min(each, UNSAID_TOKENS, self._affordable())
+        return self.prompt_tokens + each * self.options.n * len(self.prompts)
+
+    def _affordable(self) -> int:
+        limit = self.principal.tokens_per_minute
+        if limit is None:
+            return UNSAID_TOKENS
+        return max((limit - self.prompt_tokens) // (self.options.n * len(self.prompts)), 1)
+
+    def submits(self) -> list[Submit]:
+        """One per prompt; with several, their ids are the request's and a number."""
+        several = len(self.prompts) > 1
+        return [
+            self._submit(f"{self.id}-{position}" if several else self.id, prompt)
+            for position, prompt in enumerate(self.prompts)
+        ]
+
+    def _submit(self, request: str, prompt: Sequence[int]) -> Submit:
+        options = self.options
+        return Submit(
+            request=request,
+            tenant=self.principal.tenant,
+            tokens=list(prompt),
+            max_tokens=self.max_tokens,
+            sampling=options.sampling,
+            adapter=self.target.adapter,
+            n=options.n,
+            stop_tokens=list(options.stop_tokens),
+            ignore_eos=options.ignore_eos,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.logprobs if self.echoes else None,
+            deadline_ms=self.deadline_ms,
+        )

@@ -1,0 +1,87 @@
+"""A model's chat template: Jinja in a sandbox, with the helpers such templates expect.
+
+The template belongs to the operator's model directory, the messages to a stranger: so the
+environment is immutable and sandboxed, and what the template raises is an answer to the client.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.errors import InvalidRequest
+from gateway.inference.messages import Message
+from gateway.inference.tokenizer import TokenizerInvalid, read_config
+
+
+class ChatTemplate:
+    """Immutable; ``render`` may be called from several threads."""
+
+    def __init__(self, source: str, named_tokens: dict[str, str]) -> None:
+        """Raises TokenizerInvalid when the source is not a template."""
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise TokenizerInvalid(f"the chat template: {error}") from error
+        self._named_tokens = named_tokens
+
+    @classmethod
+    def load(cls, model_dir: Path, named_tokens: dict[str, str]) -> "ChatTemplate | None":
+        """From chat_template.jinja or tokenizer_config.json; None when the model has none."""
+        path = model_dir / "chat_template.jinja"
+        source = path.read_text("utf-8") if path.exists() else _configured(model_dir)
+        return cls(source, named_tokens) if source is not None else None
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt, ready for the assistant's turn. Raises InvalidRequest."""
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, tools=None, **self._named_tokens
+            )
+        except (TemplateError, TypeError, LookupError, ValueError) as error:
+            raise InvalidRequest(
+                f"The model's chat template refuses these messages: {str(error)[:500]}",
+                param="messages",
+            ) from error
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks what a trainer learns from; for serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(  # prompts are not HTML: nothing is escaped
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _configured(model_dir: Path) -> str | None:
+    value = read_config(model_dir).get("chat_template")
+    if isinstance(value, list):  # several by name
+        named = {item["name"]: item["template"] for item in value}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,106 @@
+"""Every metric the gateway exports, on a registry of its own.
+
+Children are looked up once per request, never per chunk.
+"""
+
+import time
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+PREFIX = "loratorio_gateway"
+FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)
+SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+MOST_CHILDREN = 10_000  # label sets kept at hand
+
+
+class Metrics:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._answers = Counter(
+            f"{PREFIX}_answers", "Answers by route and status.", ["route", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self._outcomes = Counter(
+            f"{PREFIX}_requests", "Admitted requests by how they ended.", ["endpoint", "outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self._tokens = Counter(
+            f"{PREFIX}_tokens", "Tokens; cached is part of prompt.", ["project", "model", "kind"],
+            registry=registry,
+        )  # fmt: skip
+        self._first = Histogram(
+            f"{PREFIX}_time_to_first_token_seconds", "From admission to the first tokens.",
+            ["endpoint"], buckets=SLOW, registry=registry,
+        )  # fmt: skip
+        self._between = Histogram(
+            f"{PREFIX}_inter_token_latency_seconds", "Between tokens that came one after another.",
+            ["endpoint"], buckets=FAST, registry=registry,
+        )  # fmt: skip
+        self._whole = Histogram(
+            f"{PREFIX}_request_duration_seconds", "From admission to the end.", ["endpoint"],
+            buckets=SLOW, registry=registry,
+        )  # fmt: skip
+        self.inflight = Gauge(
+            f"{PREFIX}_requests_inflight", "Admitted and not ended.", registry=registry
+        )
+        self.engines_ready = Gauge(
+            f"{PREFIX}_engines_ready", "Engines that can be reached.", registry=registry
+        )
+        self.faults = Counter(
+            f"{PREFIX}_unexpected_errors", "Faults of our own code, answered with 500.",
+            registry=registry,
+        )  # fmt: skip
+        self._token_counters = lru_cache(MOST_CHILDREN)(self._token_counters_of)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def count_answer(self, route: str, status: int) -> None:
+        self._answers.labels(route, str(status)).inc()
+
+    def count_tokens(
+        self, project: str, model: str, *, prompt: int, cached: int, completion: int
+    ) -> None:
+        counters = self._token_counters(project, model)
+        for counter, number in zip(counters, (prompt, cached, completion), strict=True):
+            counter.inc(number)
+
+    def timing(self, endpoint: str) -> "Timing":
+        return Timing(
+            first=self._first.labels(endpoint),
+            between=self._between.labels(endpoint),
+            whole=self._whole.labels(endpoint),
+        )
+
+    def count_outcome(self, endpoint: str, outcome: str) -> None:
+        self._outcomes.labels(endpoint, outcome).inc()
+
+    def _token_counters_of(self, project: str, model: str) -> tuple[Counter, ...]:
+        kinds = ("prompt", "cached", "completion")
+        return tuple(self._tokens.labels(project, model, kind) for kind in kinds)
+
+
+class Timing:
+    """The stopwatch of one request."""
+
+    __slots__ = ("_began", "_between", "_first", "_last", "_whole")
+
+    def __init__(self, *, first: Histogram, between: Histogram, whole: Histogram) -> None:
+        self._first, self._between, self._whole = first, between, whole
+        self._began = time.monotonic()
+        self._last = 0.0
+
+    def heard(self) -> None:
+        """Tokens have arrived."""
+        now = time.monotonic()
+        if self._last:
+            self._between.observe(now - self._last)
+        else:
+            self._first.observe(now - self._began)
+        self._last = now
+
+    def finished(self) -> None:
+        self._whole.observe(time.monotonic() - self._began)
