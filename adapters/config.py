@@ -73,7 +73,7 @@ class AdapterConfig:
 
 
 def read_config(data: bytes) -> tuple[AdapterConfig | None, list[str]]:
-    """The config, or None and everything wrong with it."""
+    """The config and everything wrong with it; None when ranks and scales cannot be known."""
     try:
         raw = json.loads(data, object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ def read_config(data: bytes) -> tuple[AdapterConfig | None, list[str]]:
         return None, ["adapter_config.json: not a JSON object"]
     reader = _Reader(raw)
     config = reader.config()
-    return (None if reader.problems else config), reader.problems
+    return (config if reader.scalable else None), reader.problems
 
 
 class _Reader:
@@ -91,6 +91,7 @@ class _Reader:
     def __init__(self, raw: dict[str, object]) -> None:
         self._raw = raw
         self.problems: list[str] = []
+        self.scalable = True  # every number and pattern could be read
         self._warnings: list[str] = []
 
     def config(self) -> AdapterConfig:
@@ -112,6 +113,10 @@ class _Reader:
     def _fault(self, key: str, text: str) -> None:
         self.problems.append(f"adapter_config.json: {key}: {text}")
 
+    def _unscalable(self, key: str, text: str) -> None:
+        self.scalable = False
+        self._fault(key, text)
+
     def _check_kind(self) -> None:
         kind = self._raw.get("peft_type")
         if kind != "LORA":
@@ -127,7 +132,8 @@ class _Reader:
         if self._raw.get("bias", "none") not in ("none", None):
             self._fault("bias", f"{_shown(self._raw['bias'])}; trained biases are not supported")
         init = self._raw.get("init_lora_weights", True)
-        if not (init is None or isinstance(init, bool) or init in PLAIN_INITS):
+        plain = init in PLAIN_INITS if isinstance(init, str) else isinstance(init, bool | None)
+        if not plain:
             self._fault(
                 "init_lora_weights",
                 f"{_shown(init)} changes the base's weights when the adapter is loaded; convert it"
@@ -146,36 +152,36 @@ class _Reader:
     def _number(self, key: str, read: Callable[[object], V | None], need: str, fallback: V) -> V:
         if key not in self._raw:
             text = "missing; PEFT would assume 8, but a wrong guess scales the adapter wrongly"
-            self._fault(key, text)
+            self._unscalable(key, text)
             return fallback
         value = read(self._raw[key])
         if value is None:
-            self._fault(key, f"{_shown(self._raw[key])} is not {need} of usable size")
+            self._unscalable(key, f"{_shown(self._raw[key])} is not {need} of usable size")
             return fallback
         return value
 
     def _flag(self, key: str) -> bool:
         value = self._raw.get(key)
         if value is not None and not isinstance(value, bool):
-            self._fault(key, f"{_shown(value)} is neither true nor false")
+            self._unscalable(key, f"{_shown(value)} is neither true nor false")
         return value is True
 
     def _patterns(self, key: str, read: Callable[[object], V | None], need: str) -> PatternTable[V]:
         raw = self._raw.get(key) or {}
         if not isinstance(raw, dict) or len(raw) > MAX_PATTERNS:
-            self._fault(key, f"must be an object of at most {MAX_PATTERNS} entries")
+            self._unscalable(key, f"must be an object of at most {MAX_PATTERNS} entries")
             return PatternTable([])
         pairs: list[tuple[str, V]] = []
         for name, item in raw.items():
             value = read(item)
             if value is None:
-                self._fault(key, f"{shown(name)}: {_shown(item)} is not {need} of usable size")
+                self._unscalable(key, f"{shown(name)}: {_shown(item)} is not {need} of usable size")
             else:
                 pairs.append((name, value))
         try:
             return PatternTable(pairs)
         except PatternRefused as error:
-            self._fault(key, shown(str(error)))
+            self._unscalable(key, shown(str(error)))
             return PatternTable([])
 
     def _targets(self) -> tuple[str, ...] | None:
@@ -206,7 +212,7 @@ def _rank(value: object) -> int | None:
 
 
 def _alpha(value: object) -> float | None:
-    if type(value) not in (int, float) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= MAX_ALPHA else None  # NaN compares false
 

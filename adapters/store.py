@@ -6,11 +6,12 @@ reader sees all of it or nothing. Names given by people never become paths: only
 their grammar is checked. Safe for several processes and threads.
 """
 
+import errno
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
+from uuid import uuid4
 
 from adapters.errors import (
     AdapterCorrupt,
@@ -25,6 +26,7 @@ from adapters.tensor_file import open_regular
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_BYTES = 8 << 30
 COPY_BYTES = 8 << 20
+ATTEMPTS = 20
 
 
 class AdapterStore:
@@ -41,7 +43,7 @@ class AdapterStore:
         """
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._blobs.mkdir(exist_ok=True)
-        copy = Path(tempfile.mkdtemp(dir=self._incoming))
+        copy = self._fresh_directory()
         try:
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 self._copy(Path(directory) / name, copy / name)
@@ -75,7 +77,7 @@ class AdapterStore:
         """Idempotent. Readers that hold the files open keep them."""
         if not self.exists(digest):
             return
-        grave = Path(tempfile.mkdtemp(dir=self._incoming))
+        grave = self._fresh_directory()
         try:
             os.rename(self._place(digest), grave / digest)
             _sync(self._blobs)
@@ -94,20 +96,33 @@ class AdapterStore:
         assert DIGEST.fullmatch(digest)
         return self._blobs / digest
 
+    def _fresh_directory(self) -> Path:
+        path = self._incoming / uuid4().hex
+        path.mkdir()
+        return path
+
     def _publish(self, copy: Path, digest: str) -> None:
         """Move a complete copy into place; a sound adapter already there stays."""
-        if self.exists(digest):
-            try:
-                self.open(digest)
+        for _ in range(ATTEMPTS):
+            if self._is_sound(digest):
                 return
-            except AdapterError:
-                self.delete(digest)  # heal it with the sound copy
+            self.delete(digest)  # only if it is there and damaged
+            try:
+                os.rename(copy, self._place(digest))
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                _sync(self._blobs)
+                return
+        raise AdapterError(f"adapter {digest}: others keep putting and deleting it")
+
+    def _is_sound(self, digest: str) -> bool:
         try:
-            os.rename(copy, self._place(digest))
-        except OSError:
-            if not self.exists(digest):  # else another process put the same content first
-                raise
-        _sync(self._blobs)
+            self.open(digest)
+        except AdapterError:
+            return False
+        return True
 
     def _copy(self, source: Path, target: Path) -> None:
         descriptor = open_regular(source)

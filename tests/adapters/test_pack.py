@@ -1,0 +1,178 @@
+"""Packed factors equal what PEFT itself computes for the same files."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from adapters.base_spec import BaseSpec
+from adapters.errors import AdapterInvalid
+from adapters.keys import PARENTS
+from adapters.pack import pack
+from adapters.store import AdapterStore
+from adapters.validate import validate
+from tests.adapters.builders import BASE, PREFIX, config, encode, lora, write_adapter
+
+Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    settings = LlamaConfig(
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(settings)
+
+
+@pytest.fixture(scope="module")
+def base_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base")
+    tiny_llama().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(base_directory: Path) -> BaseSpec:
+    return BaseSpec.from_checkpoint(base_directory)
+
+
+def trained(path: Path, **settings: object) -> Path:
+    """An adapter PEFT made and saved, with random values in A and B."""
+    settings = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **settings}
+    model = get_peft_model(tiny_llama(), LoraConfig(**settings))
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight)
+    model.save_pretrained(path)
+    return path
+
+
+def peft_deltas(path: Path) -> Iterator[tuple[tuple[int, str], Tensor]]:
+    """((layer, module), W' - W) as a fresh PEFT loads the directory."""
+    model = PeftModel.from_pretrained(tiny_llama(), path)
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight") and "default" in getattr(module, "lora_A", {}):
+            words = name.split(".")
+            yield (int(words[-3]), words[-1]), module.get_delta_weight("default").detach()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="family_default"),
+        pytest.param({"target_modules": "all-linear"}, id="all_linear"),
+        pytest.param({"target_modules": ["down_proj"], "r": 7, "lora_alpha": 3}, id="odd_rank"),
+        pytest.param({"target_modules": r".*\.(1|2)\..*(k|up)_proj"}, id="regex"),
+        pytest.param({"target_modules": ["q_proj"], "use_rslora": True}, id="rslora"),
+        pytest.param(
+            {"target_modules": ["o_proj", "gate_proj"], "layers_to_transform": [0, 2]}, id="layers"
+        ),
+        pytest.param(
+            {
+                "target_modules": list(PARENTS),
+                "rank_pattern": {r"layers\.1\..*_proj": 2, "^model.layers.0.mlp.up_proj": 9},
+                "alpha_pattern": {"q_proj": 1, "self_attn.v_proj": 5, ".*": 11},
+            },
+            id="patterns",
+        ),
+        pytest.param(
+            {"target_modules": ["q_proj", "k_proj"], "rank_pattern": {"q_proj": 16},
+             "alpha_pattern": {"proj": 99}, "use_rslora": True}, id="patterns_and_rslora"
+        ),
+        pytest.param({"target_modules": ["v_proj"], "lora_alpha": -4}, id="negative_alpha"),
+        pytest.param({"target_modules": ["v_proj"], "lora_alpha": 0}, id="zero_alpha"),
+        pytest.param({"target_modules": ["q_proj"], "alora_invocation_tokens": []}, id="no_alora"),
+        pytest.param({"target_modules": ["q_proj"], "init_lora_weights": "orthogonal"}, id="init"),
+    ],
+)  # fmt: skip
+def test_equals_peft_module_by_module(tmp_path, base, settings):
+    path = trained(tmp_path, **settings)
+    packed = pack(path, base, torch.float32)
+    expected = dict(peft_deltas(path))
+    assert packed.factors.keys() == expected.keys()
+    for key, delta in expected.items():
+        factor = packed.factors[key]
+        torch.testing.assert_close(factor.b @ factor.a, delta, rtol=1e-5, atol=1e-6)
+    report = validate(path, base)
+    assert report.digest == packed.digest
+    assert (
+        report.rank == packed.rank == max(factor.a.shape[0] for factor in packed.factors.values())
+    )
+
+
+def test_what_peft_calls_dora_and_pissa_is_refused(tmp_path, base):
+    for name, settings in {
+        "dora": {"use_dora": True},
+        "pissa": {"init_lora_weights": "pissa"},
+    }.items():
+        path = trained(tmp_path / name, target_modules=["q_proj"], **settings)
+        with pytest.raises(AdapterInvalid):
+            pack(path, base, torch.float32)
+
+
+def test_whole_weights_saved_beside_lora_are_refused(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(AdapterInvalid, match=r"modules_to_save.*lm_head"):
+        pack(path, base, torch.float32)
+
+
+def test_lora_on_embeddings_is_refused_by_name(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj", "embed_tokens"])
+    with pytest.raises(AdapterInvalid, match="embed_tokens"):
+        pack(path, base, torch.float32)
+
+
+@pytest.mark.parametrize("stored", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_every_stored_type_becomes_the_compute_type(tmp_path, stored, dtype):
+    random = np.random.default_rng(0)
+    a, b = random.integers(-9, 9, (3, 24)) / 8, random.integers(-9, 9, (24, 3)) / 8
+    tensors = {f"{Q}.lora_A.weight": encode(a, stored), f"{Q}.lora_B.weight": encode(b, stored)}
+    path = write_adapter(tmp_path, config(r=3, lora_alpha=6), tensors)
+    factor = pack(path, BASE, dtype).factors[0, "q_proj"]
+    assert torch.equal(factor.a, torch.tensor(a).to(dtype))
+    assert torch.equal(factor.b, torch.tensor(2 * b).to(dtype))
+
+
+def test_gate_and_up_stay_apart(tmp_path):
+    path = write_adapter(tmp_path, None, lora(0, "gate_proj") | lora(0, "up_proj"))
+    factors = pack(path, BASE, torch.float32).factors
+    assert not torch.equal(factors[0, "gate_proj"].b, factors[0, "up_proj"].b)
+    assert not torch.equal(factors[0, "gate_proj"].a, factors[0, "up_proj"].a)
+
+
+def test_values_that_overflow_the_compute_type_are_refused(tmp_path):
+    tensors = lora() | {f"{Q}.lora_B.weight": encode(np.full((24, 4), 4e4))}
+    path = write_adapter(tmp_path, None, tensors)
+    assert torch.isfinite(pack(path, BASE, torch.bfloat16).factors[0, "q_proj"].b).all()
+    with pytest.raises(AdapterInvalid, match=r"not finite in torch\.float16"):
+        pack(path, BASE, torch.float16)
+
+
+def test_another_base_is_refused(tmp_path):
+    with pytest.raises(AdapterInvalid, match="the base needs"):
+        pack(write_adapter(tmp_path), replace(BASE, hidden_size=32), torch.float32)
+
+
+def test_packing_from_the_store_equals_packing_the_original(tmp_path):
+    store = AdapterStore(tmp_path / "store")
+    path = write_adapter(tmp_path / "adapter", None, lora(0) | lora(2, "up_proj", dtype="BF16"))
+    first = pack(path, BASE, torch.float32)
+    second = pack(store.open(store.put(path)), BASE, torch.float32)
+    assert first.digest == second.digest
+    for key, factor in first.factors.items():
+        assert torch.equal(factor.a, second.factors[key].a)
+        assert torch.equal(factor.b, second.factors[key].b)
