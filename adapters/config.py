@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from adapters.pattern import PatternRefused, PatternTable
+from adapters.pattern import PatternTable
+from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import shown, unique_pairs
 
 MAX_CONFIG_BYTES = 1 << 20

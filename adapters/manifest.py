@@ -15,7 +15,7 @@ from typing import Self
 from adapters.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
 from adapters.errors import AdapterInvalid
 from adapters.keys import Foreign, LoraKey, Part, Site, parse_key
-from adapters.pattern import PatternRefused
+from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import TensorFile, TensorInfo, open_regular, shown
 from adapters.values import SERVED
 

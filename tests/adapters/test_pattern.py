@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.pattern import Automaton, Budget, PatternRefused, PatternTable
+from adapters.pattern import Automaton, Budget, PatternTable
+from adapters.pattern_grammar import PatternRefused
 
 Q, UP = "model.layers.11.self_attn.q_proj", "model.layers.1.mlp.up_proj"
 
