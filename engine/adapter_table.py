@@ -1,0 +1,139 @@
+"""The device table that finds an adapter's matrices: a ``LoraSite`` per layer and site.
+
+One row per resident adapter. Rows and rank blocks grow by reallocation, so there is no number of
+adapters and no largest rank to configure. A cleared row reads as an adapter of rank 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.models.spec import ModelSpec
+from engine.placement import A_ROWS, SITES
+from kernels.lora_table import ABSENT, LoraSite, site_blocks
+
+FIRST_ROWS = 8
+LayerSites = Mapping[str, LoraSite]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShape:
+    """A site's input width and the output columns of its slices."""
+
+    width: int
+    slices: tuple[int, ...]
+
+    @property
+    def blocks(self) -> int:
+        """B blocks over all slices."""
+        return len(site_blocks(self.slices)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRow:
+    """One adapter's entry of a site, for all layers L, on the host. int32."""
+
+    a_units: torch.Tensor  # [L, slices, RB]
+    b_units: torch.Tensor  # [L, NB]
+    ranks: torch.Tensor  # [L, slices]
+
+
+@dataclass(slots=True)
+class _Columns:
+    """A site's tensors for all layers L; the sites of single layers are views of them."""
+
+    a_units: torch.Tensor  # [L, rows, slices, RB]
+    b_units: torch.Tensor  # [L, rows, NB]
+    ranks: torch.Tensor  # [L, rows, slices]
+    static: list[torch.Tensor] = field(default_factory=list)  # block_slice, block_row, block_rows
+
+
+def site_shapes(spec: ModelSpec) -> dict[str, SiteShape]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    return {
+        "qkv": SiteShape(hidden, (spec.query_size, spec.kv_size, spec.kv_size)),
+        "o": SiteShape(spec.query_size, (hidden,)),
+        "gate_up": SiteShape(hidden, (inner, inner)),
+        "down": SiteShape(inner, (hidden,)),
+    }
+
+
+class AdapterTable:
+    """Belongs to the engine loop's thread."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._shapes, self._layers, self._device = site_shapes(spec), spec.num_layers, device
+        self._rows, self._rank_blocks = 0, 0
+        self._columns: dict[str, _Columns] = {}
+        self.sites: Sequence[LayerSites] = ()
+        self._resize(FIRST_ROWS, 1)
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    @property
+    def rank_capacity(self) -> int:
+        return self._rank_blocks * A_ROWS
+
+    def write(self, row: int, entry: Mapping[str, SiteRow]) -> None:
+        """Set a row, growing the table as needed."""
+        blocks = max(site.a_units.shape[2] for site in entry.values())
+        if row >= self._rows or blocks > self._rank_blocks:
+            rows = self._rows if row < self._rows else max(row + 1, 2 * self._rows)
+            self._resize(rows, max(blocks, self._rank_blocks))
+        for name, site in entry.items():
+            columns = self._columns[name]
+            columns.a_units[:, row] = ABSENT
+            columns.a_units[:, row, :, : site.a_units.shape[2]] = site.a_units.to(self._device)
+            columns.b_units[:, row] = site.b_units.to(self._device)
+            columns.ranks[:, row] = site.ranks.to(self._device)
+
+    def clear(self, row: int) -> None:
+        if row < self._rows:
+            for columns in self._columns.values():
+                columns.ranks[:, row] = 0
+
+    def _resize(self, rows: int, rank_blocks: int) -> None:
+        self._rows, self._rank_blocks = rows, rank_blocks
+        self._columns = {name: self._grown(name) for name in SITES}
+        self.sites = [
+            {name: self._view(name, layer) for name in SITES} for layer in range(self._layers)
+        ]
+
+    def _grown(self, name: str) -> _Columns:
+        shape, lead = self._shapes[name], (self._layers, self._rows)
+        slices = len(shape.slices)
+        columns = _Columns(
+            a_units=self._full(*lead, slices, self._rank_blocks, fill=ABSENT),
+            b_units=self._full(*lead, shape.blocks, fill=ABSENT),
+            ranks=self._full(*lead, slices, fill=0),
+            static=[
+                torch.tensor(column, dtype=torch.int32, device=self._device)
+                for column in site_blocks(shape.slices)
+            ],
+        )
+        if (old := self._columns.get(name)) is not None:
+            rows, blocks = old.a_units.shape[1], old.a_units.shape[3]
+            columns.a_units[:, :rows, :, :blocks] = old.a_units
+            columns.b_units[:, :rows] = old.b_units
+            columns.ranks[:, :rows] = old.ranks
+        return columns
+
+    def _view(self, name: str, layer: int) -> LoraSite:
+        shape, columns = self._shapes[name], self._columns[name]
+        block_slice, block_row, block_rows = columns.static
+        return LoraSite(
+            width=shape.width,
+            slices=shape.slices,
+            a_units=columns.a_units[layer],
+            b_units=columns.b_units[layer],
+            ranks=columns.ranks[layer],
+            block_slice=block_slice,
+            block_row=block_row,
+            block_rows=block_rows,
+        )
+
+    def _full(self, *shape: int, fill: int) -> torch.Tensor:
+        return torch.full(shape, fill, dtype=torch.int32, device=self._device)

@@ -1,0 +1,110 @@
+"""A checkpoint on disk: one directory, its ``config.json`` and its safetensors.
+
+Tensors are looked up by name across shards and read lazily from memory maps; nothing is copied
+before it is asked for. Pickled weights are refused, and so is an index that does not match its
+shards.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointInvalid
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    dtype: str  # as safetensors spells it: F16, BF16, F32, I32 ...
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+class Checkpoint:
+    """Read access to the tensors and JSON files of one directory.
+
+    Raises CheckpointInvalid for a directory that is not a safetensors checkpoint.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise CheckpointInvalid(f"{self.path}: no such directory")
+        self.config = self.json("config.json")
+        if not self.config:
+            raise CheckpointInvalid(f"{self.path}: config.json is missing or empty")
+        self._files: dict[str, Any] = {}  # tensor name -> the open shard that holds it
+        self._tensors: dict[str, TensorInfo] = {}
+        for shard, wanted in self._shards().items():
+            self._open(shard, wanted)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU, as stored."""
+        found: torch.Tensor = self._files[name].get_tensor(name)
+        return found
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON object of this directory; empty when there is no such file."""
+        file = self.path / name
+        if not file.is_file():
+            return {}
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointInvalid(f"{file}: not readable JSON ({error})") from error
+        if not isinstance(found, dict):
+            raise CheckpointInvalid(f"{file}: expected a JSON object, found {type(found).__name__}")
+        return found
+
+    def _shards(self) -> dict[str, set[str] | None]:
+        """File names, each with the tensors the index expects in it (None: whatever it holds)."""
+        index = self.json(INDEX).get("weight_map")
+        if isinstance(index, dict) and index:
+            shards: dict[str, set[str] | None] = {}
+            for name, shard in index.items():
+                wanted = shards.setdefault(_plain_name(shard), set())
+                assert wanted is not None
+                wanted.add(name)
+            return shards
+        files = sorted(file.name for file in self.path.glob("*.safetensors"))
+        if "model.safetensors" in files:
+            return {"model.safetensors": None}
+        if len(files) == 1:
+            return {files[0]: None}
+        pickles = [file.name for file in (*self.path.glob("*.bin"), *self.path.glob("*.pt"))]
+        found = f"{len(files)} safetensors files and no {INDEX}" if files else "no safetensors file"
+        hint = f"; {pickles[0]} is a pickle, which is not read" if pickles else ""
+        raise CheckpointInvalid(f"{self.path}: {found}{hint}")
+
+    def _open(self, shard: str, wanted: set[str] | None) -> None:
+        try:
+            handle = safe_open(str(self.path / shard), framework="pt")
+            names = set(handle.keys())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointInvalid(f"{self.path / shard}: cannot be read ({error})") from error
+        missing = sorted((wanted or set()) - names)
+        if missing:
+            raise CheckpointInvalid(f"{self.path / shard}: {missing[0]} is indexed but not there")
+        for name in names if wanted is None else wanted:
+            part = handle.get_slice(name)
+            self._files[name] = handle
+            self._tensors[name] = TensorInfo(part.get_dtype(), tuple(part.get_shape()))
+
+
+def _plain_name(shard: object) -> str:
+    """A shard's file name. An index must not lead out of its directory."""
+    if not isinstance(shard, str) or Path(shard).name != shard:
+        raise CheckpointInvalid(f"{INDEX} names {shard!r}; expected a file in the same directory")
+    return shard

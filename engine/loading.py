@@ -1,0 +1,200 @@
+"""From the tensors of a checkpoint to the layers of a model, one module at a time.
+
+What a module is follows from the tensors it has: ``weight`` is dense, ``qweight`` with its
+companions is 4-bit. Every tensor of the checkpoint must be used, and every module of the model
+must be found, in the shape the config implies; otherwise CheckpointInvalid names the module, what
+was found and what was expected.
+
+On CUDA a 4-bit module stays packed. On CPU it is dequantised once, in float32, to the compute
+dtype. The head of a bf16 model is float32 on CPU: bf16 logits are too coarse, exact ties occur.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint import Checkpoint
+from engine.errors import CheckpointInvalid
+from engine.layers.embedding import Embedding, Head
+from engine.layers.linear import W4, Dense, Linear, Prepacked, fuse, pack
+from engine.layers.tiling import Tiled, Tiling, find_tiling
+from engine.models.spec import ModelSpec
+from engine.quant.formats import PackedTensors, Quantised, unpack
+from engine.quant.schemes import Claim
+
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # tables the model computes
+CLAIMS = ("config.json", "quantize_config.json", "quant_config.json")
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and in what precision a model computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    deterministic: bool = False
+
+
+class Weights:
+    """Hands out layers and remembers which tensors they took."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, place: Placement) -> None:
+        self.spec, self.place = spec, place
+        self.quantization = "none"  # or "gptq", "awq": of the modules handed out so far
+        self._checkpoint = checkpoint
+        self._claim = Claim.read(
+            {
+                "config.json: quantization_config": checkpoint.config.get("quantization_config")
+                or {},
+                **{name: checkpoint.json(name) for name in CLAIMS[1:]},
+            }
+        )
+        self._used: set[str] = set()
+        self._tilings: dict[tuple[tuple[int, int], torch.dtype], Tiling] = {}
+        self._prepack = (
+            place.device.type == "cpu" and place.dtype == torch.bfloat16 and Prepacked.usable()
+        )
+
+    def linear(self, prefix: str, inputs: int, outputs: Mapping[str, int], *, bias: bool) -> Linear:
+        """One Linear over the modules ``prefix.name`` side by side, each with its outputs."""
+        names = [f"{prefix}.{name}" for name in outputs]
+        sizes = [(inputs, n) for n in outputs.values()]
+        weights = [self._weight(name, size) for name, size in zip(names, sizes, strict=True)]
+        biases = [self._bias(name, size[1], bias) for name, size in zip(names, sizes, strict=True)]
+        whole = torch.cat([b for b in biases if b is not None]) if bias else None
+        return self._build(weights, (inputs, sum(outputs.values())), whole, self.place.dtype)
+
+    def norm(self, name: str) -> torch.Tensor:
+        """float32 in every model: norms compute in it, and it loses nothing."""
+        weight = self._dense(f"{name}.weight", (self.spec.hidden_size,))
+        return weight.to(self.place.device, torch.float32)
+
+    def embedding(self) -> Embedding:
+        table = self._dense(f"{EMBEDDING}.weight", (self.spec.vocab_size, self.spec.hidden_size))
+        dtype = self._head_dtype if self.spec.tied_head else self.place.dtype
+        return Embedding(table.to(self.place.device, dtype), self.place.dtype)
+
+    def head(self, embedding: Embedding) -> Head:
+        size = (self.spec.hidden_size, self.spec.vocab_size)
+        if self.spec.tied_head:
+            self._check_tied(embedding)
+            return Head(self._tile(Dense(embedding.table)))
+        weight = self._weight(HEAD, size)
+        return Head(self._build([weight], size, self._bias(HEAD, size[1], False), self._head_dtype))
+
+    def finish(self) -> None:
+        """Call when the model has all its layers. Raises when a tensor was left over."""
+        left = sorted(
+            name
+            for name in self._checkpoint.tensors.keys() - self._used
+            if not name.endswith(IGNORED)
+        )
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            found = self._checkpoint.tensors[left[0]]
+            raise CheckpointInvalid(
+                f"{left[0]}{more}: found {found}; expected no such tensor in "
+                f"{self.spec.architecture}"
+            )
+
+    @property
+    def _head_dtype(self) -> torch.dtype:
+        return torch.float32 if self.place.device.type == "cpu" else self.place.dtype
+
+    def _build(
+        self,
+        weights: Sequence[torch.Tensor | Quantised],
+        size: tuple[int, int],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> Linear:
+        place = self.place
+        bias = None if bias is None else bias.to(place.device, dtype)
+        packed = [weight for weight in weights if isinstance(weight, Quantised)]
+        if place.device.type != "cpu" and len(packed) == len(weights):
+            parts = [pack(weight, place.device, dtype) for weight in fuse(packed)]
+            return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
+        dense = torch.cat([w.dense() if isinstance(w, Quantised) else w.float() for w in weights])
+        dense = dense.to(place.device, dtype)
+        if self._prepack and dtype == torch.bfloat16:
+            return self._tile(Prepacked(dense, bias))
+        return self._tile(Dense(dense, bias))
+
+    def _tile(self, linear: Linear) -> Linear:
+        """In deterministic mode, in tiles found by trying this shape's first weight."""
+        if not self.place.deterministic:
+            return linear
+        key = (linear.size, linear.dtype)
+        if key not in self._tilings:
+            self._tilings[key] = find_tiling(linear, self.place.device)
+        return Tiled(linear, self._tilings[key])
+
+    def _weight(self, module: str, size: tuple[int, int]) -> torch.Tensor | Quantised:
+        stored = self._checkpoint.tensors
+        dense, packed = f"{module}.weight" in stored, f"{module}.qweight" in stored
+        if dense and packed:
+            raise CheckpointInvalid(f"{module}: found both weight and qweight; expected one")
+        if packed:
+            return self._quantised(module, size)
+        return self._dense(f"{module}.weight", (size[1], size[0]))
+
+    def _quantised(self, module: str, size: tuple[int, int]) -> Quantised:
+        fields = {name: f"{module}.{name}" for name in ("qweight", "qzeros", "scales", "g_idx")}
+        for name, tensor in fields.items():
+            if name != "g_idx" and tensor not in self._checkpoint.tensors:
+                raise CheckpointInvalid(f"{module}: found qweight and no {name}; expected both")
+        self._used.update(fields.values())
+        tensors = {
+            name: self._checkpoint.tensor(tensor)
+            for name, tensor in fields.items()
+            if tensor in self._checkpoint.tensors
+        }
+        self.quantization = "awq" if tensors["qweight"].shape[0] == size[0] else "gptq"
+        return unpack(PackedTensors(module=module, **tensors), size, self._claim)
+
+    def _dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        found = self._checkpoint.tensors.get(name)
+        if found is None:
+            near = [key for key in self._checkpoint.tensors if key.startswith(_module(name) + ".")]
+            raise CheckpointInvalid(
+                f"{_module(name)}: found {', '.join(sorted(near)) or 'no tensor'}; "
+                f"expected {name} {list(shape)}, or qweight, qzeros and scales"
+            )
+        if found.shape != shape or found.dtype not in FLOATS:
+            raise CheckpointInvalid(
+                f"{_module(name)}: found {name} {found}; expected F16, BF16 or F32 {list(shape)}"
+            )
+        self._used.add(name)
+        tensor = self._checkpoint.tensor(name)
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointInvalid(f"{_module(name)}: found values that are not finite in {name}")
+        return tensor
+
+    def _bias(self, module: str, size: int, wanted: bool) -> torch.Tensor | None:
+        """The bias, or None. Some packers write a bias of zeros where the model has none."""
+        name = f"{module}.bias"
+        if not wanted and name not in self._checkpoint.tensors:
+            return None
+        bias = self._dense(name, (size,)).float()
+        if not wanted and bool(bias.any()):
+            raise CheckpointInvalid(f"{module}: found a bias; expected none by the config")
+        return bias if wanted else None
+
+    def _check_tied(self, embedding: Embedding) -> None:
+        """A tied checkpoint may repeat the head's tensor, but not contradict it."""
+        name = f"{HEAD}.weight"
+        if name not in self._checkpoint.tensors:
+            return
+        head = self._dense(name, (self.spec.vocab_size, self.spec.hidden_size))
+        if not torch.equal(head.to(embedding.table), embedding.table):
+            raise CheckpointInvalid(
+                f"{HEAD}: found a weight unlike {EMBEDDING}; expected equal ones, as "
+                "tie_word_embeddings says"
+            )
+
+
+def _module(tensor: str) -> str:
+    return tensor.rpartition(".")[0]

@@ -1,0 +1,44 @@
+"""The memory behind the page pool: one tensor, and each layer's view of K and V in it.
+
+    pool     [P, E]  E elements of the compute dtype per page, a multiple of 64
+    layer l  [P, 2, KVH, PS, D]  a view; a (page, k or v, head) tile [PS, D] is contiguous
+
+KV takes the first ``L * 2 * KVH * PS * D`` elements of a page. Real models' pages hold nothing
+else; a page of a very small model is made larger, so that any adapter block fits in it.
+"""
+
+import torch
+
+from engine.models.spec import ModelSpec
+from engine.placement import A_ROWS, B_ROWS, UNIT, padded_inputs, round_up
+
+ROOMY_RANK = 64  # a B block of at least this rank fits in any page
+
+
+def page_elements(spec: ModelSpec, page_tokens: int) -> int:
+    """Elements of one page."""
+    widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
+    blocks = max(A_ROWS * padded_inputs(widest), B_ROWS * ROOMY_RANK)
+    return round_up(max(spec.kv_elements(page_tokens), blocks), UNIT)
+
+
+class PageMemory:
+    """Belongs to the engine loop's thread. Starts zeroed, which costs nothing until touched."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        page_tokens: int,
+        *,
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_tokens, self.num_pages = page_tokens, num_pages
+        elements = page_elements(spec, page_tokens)
+        self.pool = torch.zeros((num_pages, elements), dtype=dtype, device=device)
+        self.flat = self.pool.view(-1)
+        kv = self.pool[:, : spec.kv_elements(page_tokens)].view(
+            num_pages, spec.num_layers, 2, spec.num_kv_heads, page_tokens, spec.head_dim
+        )
+        self.layers = [kv[:, layer] for layer in range(spec.num_layers)]

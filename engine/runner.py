@@ -1,0 +1,191 @@
+"""Runs plans: StepPlan -> tensors -> forward pass -> draws -> StepResult.
+
+``build_runner`` is the composition root of everything that needs torch.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from adapters.base_spec import BaseSpec
+from adapters.errors import BaseUnreadable
+from adapters.host_cache import HostCache
+from adapters.pack import PackedAdapter
+from adapters.store import AdapterStore
+from engine.adapter_memory import AdapterMemory
+from engine.adapter_table import AdapterTable
+from engine.batch import BatchBuilder, StepInputs
+from engine.built import Built
+from engine.checkpoint import Checkpoint
+from engine.config import EngineConfig
+from engine.errors import CheckpointInvalid, ConfigError
+from engine.layers.lora import LoraPass
+from engine.loading import Placement, Weights
+from engine.memory import PoolSize
+from engine.models.llama import Llama
+from engine.models.registry import model_type
+from engine.models.spec import ModelSpec
+from engine.page_memory import PageMemory
+from engine.precision import choose_device, choose_dtype
+from engine.profile import run_largest_pass
+from engine.protocol import BaseInfo, TokenLogprobs
+from engine.sampling import Drawing, TopLogprobs, draw
+from engine.step import Drawn, Pending, StepPlan, StepResult
+
+PROMPT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PassPending:
+    """A launched pass. On CUDA ``wait`` is where the host meets the device."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    drawing: Drawing | None
+    prompts: Sequence[Sequence[tuple[TopLogprobs, int]]]  # per prompt: tiles and their rows
+
+    def wait(self) -> StepResult:
+        drawn = [Drawn()] * len(self.plan.chunks)
+        if self.drawing is not None:
+            for (chunk, _), result in zip(
+                self.inputs.heads.draws, self.drawing.read(), strict=True
+            ):
+                drawn[chunk] = result
+        for (chunk, _, _), tiles in zip(self.inputs.heads.prompts, self.prompts, strict=True):
+            drawn[chunk] = replace(drawn[chunk], prompt_logprobs=self._read(chunk, tiles))
+        return StepResult(drawn)
+
+    def _read(self, chunk: int, tiles: Sequence[tuple[TopLogprobs, int]]) -> list[TokenLogprobs]:
+        wanted = self.plan.chunks[chunk].prompt_logprobs or 0
+        return [fact for tile, rows in tiles for fact in tile.read([wanted] * rows)]
+
+
+class ModelRunner:
+    """Computes plans in the order they are launched. Belongs to the engine loop's thread."""
+
+    def __init__(
+        self, model: Llama, memory: PageMemory, table: AdapterTable, builder: BatchBuilder
+    ) -> None:
+        self._model, self._memory, self._table, self._builder = model, memory, table, builder
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Pending:
+        if not plan.chunks:
+            return Nothing()
+        inputs = self._builder.build(plan)
+        hidden = self._model(inputs, self._memory.layers, self._lora(inputs))
+        draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
+        drawing = draw(self._model.head(hidden[: len(draws)]), draws) if draws else None
+        return PassPending(plan, inputs, drawing, self._prompts(plan, inputs, hidden))
+
+    def _lora(self, inputs: StepInputs) -> LoraPass | None:
+        if inputs.segments is None:
+            return None
+        return LoraPass(
+            pool=self._memory.flat,
+            sites=self._table.sites,
+            segments=inputs.segments,
+            deterministic=self._model.deterministic,
+        )
+
+    def _prompts(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
+    ) -> list[list[tuple[TopLogprobs, int]]]:
+        """Per prompt that asks: the log-probability of each token given those before it."""
+        found = []
+        for chunk, first, count in inputs.heads.prompts:
+            tokens = torch.tensor(plan.chunks[chunk].tokens[1:], device=hidden.device)
+            wanted = plan.chunks[chunk].prompt_logprobs or 0
+            tiles = []
+            for at in range(0, count, PROMPT_ROWS):
+                end = min(at + PROMPT_ROWS, count)
+                logits = self._model.head(hidden[first + at : first + end])
+                tiles.append((TopLogprobs.of(logits, tokens[at:end], wanted), end - at))
+            found.append(tiles)
+        return found
+
+
+class Nothing:
+    """The outcome of an empty plan."""
+
+    def wait(self) -> StepResult:
+        return StepResult([])
+
+
+def build_runner(config: EngineConfig) -> Built[PackedAdapter]:
+    """Load the model and lay out its memory.
+
+    Raises ConfigError, CheckpointInvalid or OutOfMemory, each with what to change.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    checkpoint = Checkpoint(config.model)
+    spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
+    architecture = model_type(spec.architecture)
+    _check_length(config, spec)
+    device = choose_device(config.device)
+    choice = choose_dtype(config.dtype, spec, device)
+    log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
+    weights = Weights(checkpoint, spec, Placement(device, choice.dtype, config.deterministic))
+    with torch.inference_mode():
+        model = architecture(weights, positions=config.max_model_len or spec.max_position)
+    weights.finish()
+    return _compose(config, model, weights)
+
+
+def _compose(config: EngineConfig, model: Llama, weights: Weights) -> Built[PackedAdapter]:
+    spec, place = model.spec, weights.place
+    builder = BatchBuilder(config.page_tokens, place.device)
+
+    def memory_of(pages: int) -> PageMemory:
+        return PageMemory(
+            spec, config.page_tokens, num_pages=pages, dtype=place.dtype, device=place.device
+        )
+
+    def largest_pass() -> None:
+        table = AdapterTable(spec, place.device)
+        run_largest_pass(ModelRunner(model, memory_of(1), table, builder), table, spec, config)
+
+    size = PoolSize(config, spec, place.dtype)
+    pages = size.pages(place.device, largest_pass)
+    memory, table = memory_of(pages), AdapterTable(spec, place.device)
+    base = _base_spec(config.model)
+    return Built(
+        runner=ModelRunner(model, memory, table, builder),
+        memory=AdapterMemory(spec, memory, table),
+        base=BaseInfo(
+            fingerprint=base.fingerprint,
+            architecture=spec.architecture,
+            vocab_size=spec.vocab_size,
+            quantization=weights.quantization,
+            dtype=str(place.dtype).removeprefix("torch."),
+        ),
+        num_pages=pages,
+        max_model_len=size.max_model_len(pages),
+        eos=frozenset(spec.eos_tokens),
+        adapters=_host_cache(config, base, place.dtype),
+    )
+
+
+def _check_length(config: EngineConfig, spec: ModelSpec) -> None:
+    if config.max_model_len is not None and config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the model's own "
+            f"max_position_embeddings={spec.max_position}"
+        )
+
+
+def _base_spec(path: str) -> BaseSpec:
+    try:
+        return BaseSpec.from_checkpoint(path)
+    except BaseUnreadable as error:
+        raise CheckpointInvalid(str(error)) from error
+
+
+def _host_cache(config: EngineConfig, base: BaseSpec, dtype: torch.dtype) -> HostCache | None:
+    if config.adapter_store is None:
+        return None
+    return HostCache(AdapterStore(config.adapter_store), base, dtype, config.host_cache_bytes)
