@@ -96,4 +96,4 @@ def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[str]:
         yield f"sampling.min_tokens={sampling.min_tokens} must not be negative"
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocab_size or math.isnan(bias):
-            yield f"sampling.logit_bias of token {token} must be a number, its id below {vocab_size}"
+            yield f"sampling.logit_bias: token {token} of {vocab_size} cannot have bias {bias}"

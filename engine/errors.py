@@ -23,3 +23,15 @@ class AdapterUnusable(EngineError):
 
 class AdapterUnknown(AdapterUnusable):
     """The store has no adapter of this digest."""
+
+
+class DeviceLost(EngineError):
+    """The accelerator no longer works in this process: every pass would fail. Ends the engine."""
+
+
+class RunnerFault(EngineError):
+    """The runner answered a plan with something that does not match it."""
+
+
+class WireStalled(EngineError):
+    """The wire's thread stopped taking what the loop has to say."""

@@ -46,6 +46,7 @@ class Request:
     dry_since: float | None = None
     spent: int = 0  # tokens drawn, or being drawn by the pass under way
     started: bool = False  # a pass has computed some of it: too late to refuse
+    first_pass: float | None = None  # seconds
 
     def __post_init__(self) -> None:
         total, granted = self.total, self.submit.granted
@@ -66,9 +67,14 @@ class Request:
         return self.submit.adapter.digest if self.submit.adapter else None
 
     @property
+    def metered(self) -> bool:
+        """Its grant ends before the request does."""
+        return self.granted < self.total
+
+    @property
     def dry(self) -> bool:
         """No further token may be drawn before a Grant."""
-        return self.spent >= self.granted
+        return self.spent >= self.granted and self.metered
 
     @property
     def unfinished(self) -> list["Sequence"]:
@@ -82,9 +88,14 @@ class Request:
     def generated(self) -> int:
         return sum(choice.generated for choice in self.choices)
 
+    def grant(self, granted: int) -> None:
+        """Allow so many tokens in all. A grant is never taken back."""
+        self.granted = max(self.granted, min(granted, self.total))
+        self.dry_since = None
+
     def ask(self, ahead: int, step: int) -> int | None:
         """The total to ask a Grant for: once per grant, when ``ahead`` or fewer tokens are left."""
-        if self.granted >= self.total or self.asked == self.granted:
+        if not self.metered or self.asked == self.granted:
             return None
         if self.granted - self.spent > ahead:
             return None
@@ -189,23 +200,29 @@ class Sequence:
         """Some of the prompt's log-probabilities are yet to be gathered."""
         return self.prompt_logprobs is not None and not self.output
 
-    def report(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> Output:
-        """Tokens for the gateway, with the prompt's log-probabilities the first time."""
-        gathered, self.prompt_logprobs = self.prompt_logprobs, None
-        submit = self.request.submit
-        return Output(
-            submit.request, tokens, index=self.index, logprobs=logprobs, prompt_logprobs=gathered
-        )
-
-    def terminal(self, finish: Finish, error: str = "") -> Output:
-        """The one last Output, with what this choice cost."""
-        usage = Usage(self.request.prompt_computed, 0, self.generated)
+    def say(
+        self,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs] | None = None,
+        *,
+        finish: Finish | None = None,
+        error: str = "",
+        wants: int | None = None,
+    ) -> Output:
+        """An Output for the gateway; on the last, with what this choice cost."""
+        gathered = None
+        if tokens or finish:
+            gathered, self.prompt_logprobs = self.prompt_logprobs, None
+        usage = Usage(self.request.prompt_computed, 0, self.generated) if finish else None
         return Output(
             self.request.submit.request,
-            [],
+            tokens,
             finish,
             index=self.index,
+            logprobs=logprobs,
             usage=usage,
             stop_token=self.stop_token,
             error=error,
+            prompt_logprobs=gathered,
+            wants=wants,
         )

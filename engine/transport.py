@@ -66,6 +66,10 @@ class Connection(Generic[In, Out]):
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
             raise ConnectionLost(str(error) or "the peer closed the connection") from error
 
+    def end(self) -> None:
+        """Close once the peer has taken what was written; do not wait for that."""
+        self._writer.close()
+
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(OSError):

@@ -1,0 +1,112 @@
+"""``python -m engine``: composes an engine and serves it until told to stop.
+
+The only place that imports torch's side at run time, and the only one that knows signals:
+SIGTERM and a first SIGINT drain, a second SIGINT leaves at once.
+"""
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from engine.built import Built
+from engine.cli import Demo, parse
+from engine.config import EngineConfig
+from engine.core import Core
+from engine.counts import CountRecord
+from engine.errors import EngineError
+from engine.metrics import EngineMetrics
+from engine.protocol import Welcome
+from engine.residency import P
+from engine.server import Server
+from engine.transport import AddressInvalid
+
+log = logging.getLogger("engine")
+
+
+def main(argv: Sequence[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        command = parse(argv)
+        if isinstance(command, Demo):
+            from engine.demo.build import main as build_demo
+
+            return build_demo(list(command.arguments))
+        from engine.runner import build_runner
+
+        config = command.config
+        return serve(config, build_runner(config), ready_fd=command.ready_fd)
+    except (EngineError, AddressInvalid, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:
+    """Serve a built model until drained. Raises OSError, AddressInvalid or ConfigError."""
+    boot, metrics = uuid.uuid4().hex, EngineMetrics()
+    record = CountRecord(Path(config.data_dir) if config.data_dir else None)
+    core = Core(config, built, boot=boot, record=record, metrics=metrics)
+    welcome = Welcome(
+        engine=config.name,
+        boot=boot,
+        base=built.base,
+        max_model_len=built.max_model_len,
+        page_tokens=config.page_tokens,
+        credits=config.credits,
+    )
+    server = Server(
+        config.listen,
+        welcome,
+        core.inbox,
+        core.outbox,
+        metrics_text=metrics.text,
+        max_write_buffer=config.max_write_buffer,
+    )
+    _handle_signals(core.drain)
+    server.start()
+    _say_ready(config, built, ready_fd)
+    return _run(core, server, record)
+
+
+def _run(core: Core[P], server: Server, record: CountRecord) -> int:
+    try:
+        core.run()
+    except EngineError as error:
+        log.critical("the engine ends: %s", error)
+        return 1
+    finally:
+        server.stop()
+        record.close()
+    return 0
+
+
+def _say_ready(config: EngineConfig, built: Built[P], ready_fd: int | None) -> None:
+    line = f"ready {config.listen} {built.base.architecture} {built.num_pages} pages"
+    log.info(line)
+    if ready_fd is not None:
+        with os.fdopen(ready_fd, "w") as ready:
+            ready.write(line + "\n")
+
+
+def _handle_signals(drain: Callable[[], None]) -> None:
+    interrupts = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if interrupts > 1:
+            raise KeyboardInterrupt
+        drain()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

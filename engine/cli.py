@@ -1,0 +1,98 @@
+"""The command line of ``python -m engine``: flags known from vLLM, turned into settings.
+
+Imports no torch, so that ``--help`` and a wrong flag are answered at once.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from engine.config import Device, Dtype, EngineConfig
+
+DEFAULTS = EngineConfig(model="")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    config: EngineConfig
+    ready_fd: int | None  # gets one line when gateways can connect
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Build the demo model; the arguments are its own."""
+
+    arguments: tuple[str, ...]
+
+
+def parse(argv: Sequence[str]) -> Serve | Demo:
+    """Raises ConfigError; exits on wrong flags, as argparse does."""
+    parser = Parser(prog="python -m engine", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    served = commands.add_parser("serve", help="serve one model to gateways", allow_abbrev=False)
+    _add_serve(served)
+    served.set_defaults(command="serve")
+    demo = commands.add_parser("demo", help="build the demo model", add_help=False)
+    demo.set_defaults(command="demo")
+    if argv[:1] == ["demo"]:
+        return Demo(tuple(argv[1:]))
+    arguments = parser.parse_args(argv)
+    return Serve(_config(arguments), arguments.ready_fd)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    d = DEFAULTS
+    parser.add_argument("--model", required=True, metavar="DIR", help="the checkpoint")
+    parser.add_argument("--listen", default=d.listen, metavar="unix:PATH|tcp:HOST:PORT")
+    parser.add_argument("--name", default=d.name, help="what gateways see this engine as")
+    parser.add_argument("--adapter-store", metavar="DIR", help="without: the base model only")
+    parser.add_argument("--data-dir", metavar="DIR", help="keeps the record of token counts")
+    parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets a line once serving")
+    parser.add_argument("--device", type=Device, choices=list(Device), default=d.device)
+    parser.add_argument("--dtype", type=Dtype, choices=list(Dtype), default=d.dtype)
+    parser.add_argument("--threads", type=int, metavar="N", help="compute threads on CPU")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences per pass")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="TOKENS", default=d.max_num_batched_tokens
+    )
+    parser.add_argument("--block-size", type=int, metavar="TOKENS", default=d.page_tokens)
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", default=d.gpu_memory_utilization
+    )
+    parser.add_argument("--pool-bytes", type=int, metavar="BYTES", help="of the page pool")
+    parser.add_argument("--host-cache-bytes", type=int, metavar="BYTES", default=d.host_cache_bytes)
+    parser.add_argument("--max-waiting", type=int, metavar="N", default=d.max_waiting)
+    parser.add_argument("--max-adapter-loads", type=int, metavar="N", default=d.max_adapter_loads)
+    for name in ("grant_timeout", "drain_timeout"):
+        flag, default = f"--{name.replace('_', '-')}", getattr(d, f"{name}_s")
+        parser.add_argument(flag, dest=f"{name}_s", type=float, metavar="SECONDS", default=default)
+
+
+SAME_NAME = (
+    "model", "listen", "name", "adapter_store", "data_dir", "device", "dtype", "threads",
+    "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
+    "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "max_waiting",
+    "max_adapter_loads", "grant_timeout_s", "drain_timeout_s",
+)  # fmt: skip
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    sequences = arguments.max_num_seqs
+    if sequences is None:  # a small token budget alone is no contradiction
+        sequences = max(1, min(DEFAULTS.max_num_seqs, arguments.max_num_batched_tokens))
+    return EngineConfig(
+        max_num_seqs=sequences,
+        page_tokens=arguments.block_size,
+        **{name: getattr(arguments, name) for name in SAME_NAME},
+    )

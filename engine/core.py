@@ -1,0 +1,372 @@
+"""The engine's loop: intake → plan → compute → emit, once per forward pass.
+
+It never waits for a gateway, a disk or an adapter: it looks at its inbox between passes, and
+sleeps there only when nothing can be computed. Every accepted request ends in exactly one
+terminal per choice, whatever raises. Everything here belongs to the loop's thread; the wire's
+thread is met at the two mailboxes.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Generic
+
+from adapters.errors import AdapterMissing
+from engine.admission import Limits, Refusal
+from engine.book import Book
+from engine.built import Built
+from engine.config import EngineConfig
+from engine.counts import CountRecord
+from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
+from engine.mailbox import Mailbox
+from engine.metrics import EngineMetrics
+from engine.pages import Kind, PagePool
+from engine.protocol import (
+    AskCounts,
+    Cancel,
+    Drain,
+    Finish,
+    Goodbye,
+    Grant,
+    Load,
+    Prefetch,
+    RefusalCode,
+    Refused,
+    Submit,
+    ToGateway,
+)
+from engine.residency import P, Residency
+from engine.scheduler import Plan, Planned, Scheduler
+from engine.sequence import Request, Sequence
+from engine.step import NO_ADAPTER, Drawn, StepResult
+
+LOAD_INTERVAL_S = 0.1
+STALL_S = 10.0  # how long the wire may leave a full outbox
+POLL_S = 0.002  # between looks at loads under way
+IDLE_S = 0.25
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A connection ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    connection: int
+    message: Submit | Grant | Cancel | Prefetch | Drain | AskCounts | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    connection: int | None  # None: all of them
+    message: ToGateway  # a connection ends after Goodbye
+
+
+class Core(Generic[P]):
+    def __init__(
+        self,
+        config: EngineConfig,
+        built: Built[P],
+        *,
+        boot: str,
+        record: CountRecord,
+        metrics: EngineMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        entropy: random.Random | None = None,
+    ) -> None:
+        self.inbox: Mailbox[Heard] = Mailbox(4096)
+        self.outbox: Mailbox[Said] = Mailbox(4096)
+        self.pool = PagePool(built.num_pages)
+        self.residency = Residency(
+            self.pool, built.memory, built.adapters, max_loads=config.max_adapter_loads
+        )
+        self.scheduler = Scheduler(config, self.pool, self.residency)
+        self.book = Book(
+            boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
+        )
+        self._config, self._runner, self._eos = config, built.runner, built.eos
+        self._metrics, self._record, self._clock = metrics, record, clock
+        self._entropy = entropy or random.SystemRandom()
+        self._limits = Limits(
+            vocab_size=built.base.vocab_size,
+            max_model_len=built.max_model_len,
+            num_pages=built.num_pages,
+            page_tokens=config.page_tokens,
+            adapters=self.residency.enabled,
+        )
+        self._requests = self._sequences = 0  # so far
+        self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
+        self._draining_since: float | None = None
+        self._load: Load | None = None
+        self._load_pushed = float("-inf")
+        self._moved = (0, 0, 0)
+
+    def run(self) -> None:
+        """Serve until drained. Raises DeviceLost or WireStalled; nothing else is expected."""
+        while not self._drained:
+            if not self.step():
+                self._hear(self.inbox.take(self._patience()))
+        self._say(None, Goodbye("drained"))
+
+    def drain(self) -> None:
+        """Take nothing more, finish what is open, then return from ``run``."""
+        if self._draining_since is None:
+            self._draining_since = self._clock()
+
+    def step(self) -> bool:
+        """One round of the loop; False when there was nothing to compute."""
+        self._hear(self.inbox.take())
+        self._expire(self._clock())
+        self._fail_loads()
+        plan = self.scheduler.plan()
+        self._refuse_misfits(plan)
+        self.book.flush()
+        if plan.planned:
+            self._compute(plan)
+            self.book.flush()
+        self._report(self._clock())
+        return bool(plan.planned)
+
+    @property
+    def _drained(self) -> bool:
+        return self._draining_since is not None and not self.book
+
+    def _patience(self) -> float:
+        """How long the loop may sleep when nothing can be computed."""
+        if self.residency.loading:
+            return POLL_S
+        if self.book or self._draining_since is not None:
+            return 10 * POLL_S  # deadlines and grants run out
+        return IDLE_S if self._load == self._measure() else LOAD_INTERVAL_S
+
+    def _hear(self, heard: list[Heard]) -> None:
+        for item in heard:
+            connection, message = item.connection, item.message
+            match message:
+                case Submit():
+                    self._submit(connection, message)
+                case Cancel(name):
+                    if request := self.book.find(connection, name):
+                        self.book.end(request, Finish.CANCELLED)
+                case Grant(name, granted):
+                    if request := self.book.find(connection, name):
+                        request.grant(granted)
+                case Prefetch(adapter):
+                    self.residency.prefetch(adapter.digest)
+                case AskCounts(names):
+                    for name in names:
+                        self._say(connection, self.book.counts(connection, name))
+                case Drain():
+                    self.drain()
+                case Gone():
+                    for request in self.book.of(connection):
+                        self.book.end(request, Finish.CANCELLED)
+
+    def _submit(self, connection: int, submit: Submit) -> None:
+        if self.book.find(connection, submit.request):
+            # No answer could say which of the two it is about.
+            self._say(connection, Goodbye(f"request {submit.request} is already open"))
+            return
+        try:
+            self._accept(connection, submit)
+        except Refusal as refusal:
+            self._metrics.refused(refusal.code.value)
+            self._say(
+                connection,
+                Refused(submit.request, refusal.code, refusal.detail, refusal.retry_ms),
+            )
+
+    def _accept(self, connection: int, submit: Submit) -> None:
+        if self._draining_since is not None:
+            raise Refusal(RefusalCode.DRAINING, "this engine is leaving")
+        limit = self._limits.admit(submit)
+        self._check_queue(connection, submit.n)
+        now = self._clock()
+        self._requests += 1
+        request = Request(
+            submit=submit,
+            connection=connection,
+            serial=self._requests,
+            arrived=now,
+            limit=limit,
+            stops=frozenset(submit.stop_tokens) | (frozenset() if submit.ignore_eos else self._eos),
+            deadline=None if submit.deadline_ms is None else now + submit.deadline_ms / 1000,
+        )
+        request.choices = [self._choice(request, index) for index in range(submit.n)]
+        self.book.add(request)
+        for sequence in request.choices:
+            self.scheduler.add(sequence)
+        if request.deadline is not None:
+            entry = (request.deadline, request.serial, connection, submit.request)
+            heappush(self._deadlines, entry)
+
+    def _check_queue(self, connection: int, n: int) -> None:
+        scheduler, config = self.scheduler, self._config
+        if len(self.book.of(connection)) >= config.credits:
+            detail = f"all {config.credits} requests this engine allows a gateway are open"
+            raise Refusal(RefusalCode.QUEUE_FULL, detail, self.book.retry_ms)
+        room = config.max_num_seqs + config.max_waiting
+        if scheduler.running + scheduler.waiting + n > room:
+            detail = (
+                f"{scheduler.running} sequences run and {scheduler.waiting} wait; "
+                f"this engine takes {room} in all"
+            )
+            raise Refusal(RefusalCode.QUEUE_FULL, detail, self.book.retry_ms)
+
+    def _choice(self, request: Request, index: int) -> Sequence:
+        self._sequences += 1
+        given = request.submit.sampling.seed
+        seed = self._entropy.getrandbits(63) if given is None else derive_seed(given, index)
+        return Sequence(number=self._sequences, request=request, index=index, seed=seed)
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, serial, connection, name = heappop(self._deadlines)
+            late = self.book.find(connection, name)
+            if late and late.serial == serial:  # not ended, nor a later one of this name
+                self.book.end(late, Finish.DEADLINE)
+        for request in self.book.metered():
+            self._await_grant(request, now)
+        since = self._draining_since
+        if since is not None and now - since >= self._config.drain_timeout_s:
+            for request in self.book:
+                self.book.end(request, Finish.ERROR, "the engine is shutting down")
+
+    def _await_grant(self, request: Request, now: float) -> None:
+        if not request.dry:
+            return
+        if request.dry_since is None:
+            request.dry_since = now
+        if now - request.dry_since >= self._config.grant_timeout_s:
+            self.book.end(request, Finish.GRANT)
+        elif wants := self._ask(request):
+            self.book.output(request, request.unfinished[0].say([], wants=wants))
+
+    def _ask(self, request: Request) -> int | None:
+        return request.ask(self._config.grant_ahead, self._config.grant_step)
+
+    def _fail_loads(self) -> None:
+        for digest, error in self.residency.poll().items():
+            missing = isinstance(error, AdapterMissing | AdapterUnknown)
+            code = RefusalCode.ADAPTER_MISSING if missing else RefusalCode.ADAPTER_INVALID
+            log.warning("adapter %s cannot be loaded: %s", digest, error)
+            for request in self.book:
+                if request.digest == digest:
+                    self.book.refuse(request, code, str(error))
+
+    def _refuse_misfits(self, plan: Plan) -> None:
+        for request in plan.misfits:
+            assert request.digest is not None
+            size, pool = self.residency.size(request.digest), self.pool.num_pages
+            most = self.scheduler.pages_for(request.positions)
+            detail = (
+                f"the adapter takes {size} pages and the request {most}; this engine has {pool}"
+            )
+            self.book.refuse(request, RefusalCode.NEVER_FITS, detail)
+
+    def _compute(self, plan: Plan) -> None:
+        """The step's guard: a pass that raises ends the requests in it, and nothing else."""
+        started = self._clock()
+        try:
+            result = self._runner.launch(plan.step).wait()
+            _verify(plan, result)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            log.exception("a forward pass of %d sequences failed", len(plan.planned))
+            self._metrics.failed_step()
+            self._fail(plan, f"the forward pass failed ({type(error).__name__})")
+            return
+        self._count_pass(plan, started)
+        for item, drawn in zip(plan.planned, result.drawn, strict=True):
+            self._absorb(item, drawn)
+
+    def _fail(self, plan: Plan, error: str) -> None:
+        for item in plan.planned:
+            item.sequence.request.spent -= item.chunk.draw is not None
+            self.book.finish(item.sequence, Finish.ERROR, error)
+
+    def _absorb(self, item: Planned, drawn: Drawn) -> None:
+        sequence, request = item.sequence, item.sequence.request
+        if drawn.failed:
+            self.book.finish(sequence, Finish.ERROR, drawn.failed)
+            return
+        fresh = sequence.advance(item.stop, drawn)
+        self._metrics.tokens(prompt=fresh)
+        if fresh and sequence.prompt_computed == len(request.submit.tokens):
+            self.book.note(request)
+        if item.chunk.draw is None or drawn.token is None:
+            return
+        self._metrics.tokens(generated=1)
+        finish = sequence.accept(drawn.token)
+        stopped = finish is Finish.STOP
+        logprobs = [drawn.logprobs] if drawn.logprobs and not stopped else None
+        output = sequence.say(
+            [] if stopped else [drawn.token],
+            logprobs,
+            finish=finish,
+            wants=None if finish else self._ask(request),
+        )
+        if finish:
+            self.book.finish(sequence, finish, output=output)
+        else:
+            self.book.output(request, output)
+
+    def _count_pass(self, plan: Plan, started: float) -> None:
+        rows = {item.chunk.adapter for item in plan.planned}
+        base = NO_ADAPTER in rows
+        seconds = self._clock() - started
+        self._metrics.step(seconds, len(rows) - base, base, len(plan.planned))
+        for item in plan.planned:
+            request = item.sequence.request
+            if request.first_pass is None:
+                request.first_pass = started
+                self._metrics.queued(started - request.arrived)
+
+    def _report(self, now: float) -> None:
+        """Push the load to the gateways when it changed, and refresh the gauges."""
+        if now - self._load_pushed < LOAD_INTERVAL_S:
+            return
+        load = self._measure()
+        if load == self._load:
+            return
+        self._load, self._load_pushed = load, now
+        self._say(None, load)
+        kv, adapter = self.pool.holdings(Kind.KV), self.pool.holdings(Kind.ADAPTER)
+        self._metrics.load(load, kv_pages=kv, adapter_pages=adapter)
+        moved = (self.scheduler.preemptions, self.residency.loads, self.residency.evictions)
+        preemptions, loads, evictions = (a - b for a, b in zip(moved, self._moved, strict=True))
+        self._moved = moved
+        self._metrics.moved(preemptions=preemptions, loads=loads, evictions=evictions)
+
+    def _measure(self) -> Load:
+        return Load(
+            self.scheduler.running,
+            self.scheduler.waiting,
+            self.pool.free_pages,
+            self.pool.num_pages,
+            self.residency.resident,
+        )
+
+    def _say(self, connection: int | None, message: ToGateway) -> None:
+        if not self.outbox.put(Said(connection, message), timeout_s=STALL_S):
+            raise WireStalled(f"the wire's thread took nothing for {STALL_S} s")
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """A choice's own seed in 0 .. 2**63-1; the first choice keeps the request's."""
+    return (seed + index * 0x9E3779B97F4A7C15) & ((1 << 63) - 1)
+
+
+def _verify(plan: Plan, result: StepResult) -> None:
+    if len(result.drawn) != len(plan.planned):
+        raise RunnerFault(f"{len(plan.planned)} chunks brought {len(result.drawn)} results")
+    for item, drawn in zip(plan.planned, result.drawn, strict=True):
+        if item.chunk.draw and drawn.token is None and not drawn.failed:
+            raise RunnerFault(f"sequence {item.sequence.number} was to draw and did not")

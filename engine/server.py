@@ -1,0 +1,163 @@
+"""The wire: an asyncio thread that accepts gateways and carries messages to and from the loop.
+
+It never computes and never waits for a slow gateway: one that leaves too much unread is
+dropped. A connection that ends, however it ends, is reported to the loop, which cancels what
+was submitted on it.
+"""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from engine.core import Gone, Heard, Said
+from engine.mailbox import Mailbox
+from engine.protocol import (
+    VERSION,
+    AskMetrics,
+    Goodbye,
+    Hello,
+    Load,
+    Metrics,
+    ToEngine,
+    ToGateway,
+    Welcome,
+)
+from engine.transport import Connection, ConnectionLost, listen
+
+HELLO_S = 10.0
+FULL_S = 0.005  # between tries at a full inbox; meanwhile that gateway's socket fills
+
+Peer = Connection[ToEngine, ToGateway]
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Started and stopped by the main thread; everything else belongs to its own."""
+
+    def __init__(
+        self,
+        address: str,
+        welcome: Welcome,
+        inbox: Mailbox[Heard],
+        outbox: Mailbox[Said],
+        *,
+        metrics_text: Callable[[], str],
+        max_write_buffer: int,
+    ) -> None:
+        self._address, self._welcome = address, welcome
+        self._inbox, self._outbox = inbox, outbox
+        self._metrics_text, self._max_write_buffer = metrics_text, max_write_buffer
+        self._peers: dict[int, Peer] = {}
+        self._numbers = itertools.count()
+        self._load: Load | None = None
+        self._listening: Future[asyncio.AbstractEventLoop] = Future()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
+
+    def start(self, *, timeout_s: float = 10.0) -> None:
+        """Return once gateways can connect. Raises OSError or AddressInvalid."""
+        self._thread.start()
+        self._listening.result(timeout_s)
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """Send what was said, close every connection and end the thread."""
+        loop = self._listening.result(timeout_s)
+        loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._listening.done():
+                raise
+            self._listening.set_exception(error)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        server = await listen(self._address, self._meet)
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._deliver)
+
+        self._outbox.on_put = wake
+        self._listening.set_result(loop)
+        await self._stop.wait()
+        self._outbox.on_put = None
+        self._deliver()
+        server.close()
+        peers = list(self._peers.values())
+        try:
+            async with asyncio.timeout(1.0):
+                await asyncio.gather(*(peer.close() for peer in peers))
+        except TimeoutError:
+            for peer in peers:
+                peer.abort()
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer: Peer = Connection(reader, writer, ToEngine)
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                greeting = await peer.receive()
+            if problem := _problem(greeting):
+                await peer.send(Goodbye(problem))
+                return
+            self._peers[number] = peer
+            self._write(number, self._welcome)
+            if self._load:
+                self._write(number, self._load)
+            await self._listen(number, peer)
+        except (ConnectionLost, TimeoutError) as error:
+            log.info("gateway connection %d ended: %s", number, error)
+        finally:
+            self._peers.pop(number, None)
+            self._inbox.put(Heard(number, Gone()), force=True)
+            peer.end()
+
+    async def _listen(self, number: int, peer: Peer) -> None:
+        while True:
+            match await peer.receive():
+                case AskMetrics():
+                    self._write(number, Metrics(self._metrics_text()))
+                case Hello():
+                    raise ConnectionLost("a second Hello")
+                case message:
+                    while not self._inbox.put(Heard(number, message)):  # noqa: ASYNC110
+                        await asyncio.sleep(FULL_S)  # the loop's thread sets no asyncio event
+
+    def _deliver(self) -> None:
+        for said in self._outbox.take():
+            if isinstance(said.message, Load):
+                self._load = said.message
+            targets = list(self._peers) if said.connection is None else [said.connection]
+            for number in targets:
+                self._write(number, said.message)
+
+    def _write(self, number: int, message: ToGateway) -> None:
+        peer = self._peers.get(number)
+        if peer is None:
+            return  # gone: the loop hears of it, or already has
+        try:
+            unread = peer.write(message)
+        except (ConnectionLost, OSError) as error:
+            log.warning("gateway connection %d cannot be written to: %s", number, error)
+            unread = self._max_write_buffer + 1
+        if unread > self._max_write_buffer:
+            log.warning("gateway connection %d is dropped with %d bytes unread", number, unread)
+            del self._peers[number]
+            peer.abort()
+        elif isinstance(message, Goodbye):
+            del self._peers[number]
+            peer.end()
+
+
+def _problem(greeting: ToEngine) -> str:
+    if not isinstance(greeting, Hello):
+        return f"expected Hello, got {type(greeting).__name__}"
+    if greeting.version != VERSION:
+        return f"this engine speaks version {VERSION}, the gateway version {greeting.version}"
+    return ""
