@@ -23,7 +23,10 @@ UNNEEDED: dict[str, tuple[bool, str]] = {
     "--lora-dtype": (True, "adapters take the compute dtype"),
     "--fully-sharded-loras": (False, "there is one device"),
     "--enable-chunked-prefill": (False, "prefill is always chunked"),
-    "--no-enable-chunked-prefill": (False, "prefill is always chunked, so no prompt stalls the rest"),
+    "--no-enable-chunked-prefill": (
+        False,
+        "prefill is always chunked, so no prompt stalls the rest",
+    ),
     "--disable-log-requests": (False, "prompts are never logged"),
     "--no-enable-log-requests": (False, "prompts are never logged"),
     "--trust-remote-code": (False, "code in a checkpoint is never run"),
@@ -73,14 +76,28 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what to serve")
     model.add_argument("model_tag", nargs="?", metavar="MODEL", help="same as --model")
     model.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint on this machine")
-    model.add_argument("--demo", action="store_true",
-                       help="serve the demo model and its adapters (made on the first start)")
+    model.add_argument(
+        "--demo",
+        action="store_true",
+        help="serve the demo model and its adapters (made on the first start)",
+    )
     model.add_argument("--served-model-name", metavar="NAME", help="what clients call the base")
-    model.add_argument("--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=DIR",
-                       help="PEFT adapters to serve for the default project")
-    model.add_argument("--quantization", "-q", default="auto", metavar="METHOD",
-                       choices=["auto", "none", "awq", "gptq", *QUANTIZATIONS],
-                       help="refuse a checkpoint that is stored otherwise (default: auto)")
+    model.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=DIR",
+        help="PEFT adapters to serve for the default project",
+    )
+    model.add_argument(
+        "--quantization",
+        "-q",
+        default="auto",
+        metavar="METHOD",
+        choices=["auto", "none", "awq", "gptq", *QUANTIZATIONS],
+        help="refuse a checkpoint that is stored otherwise (default: auto)",
+    )
     _add_address(parser.add_argument_group("where"))
     _add_state(parser.add_argument_group("state"))
     _add_engine(parser.add_argument_group("engine (handed to it as they are)"))
@@ -95,40 +112,77 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     group.add_argument("--port", type=_port, default=8000, help="default: %(default)s")
-    group.add_argument("--metrics-port", type=_port, default=8001, metavar="PORT",
-                       help="Prometheus metrics, on the same host (default: %(default)s)")
-    group.add_argument("--open", action="store_true",
-                       help="any API key, or none, is the first demo project; loopback only")
-    group.add_argument("--ready-file", type=Path, metavar="FILE",
-                       help="written when the server answers: addresses, keys and models as JSON")
+    group.add_argument(
+        "--metrics-port",
+        type=_port,
+        default=8001,
+        metavar="PORT",
+        help="Prometheus metrics, on the same host (default: %(default)s)",
+    )
+    group.add_argument(
+        "--open",
+        action="store_true",
+        help="any API key, or none, is the first demo project; loopback only",
+    )
+    group.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="written when the server answers: addresses, keys and models as JSON",
+    )
 
 
 def _add_state(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, metavar="DIR",
-                       help="database, adapters, usage log, demo model (default: %(default)s)")
-    group.add_argument("--database-url", metavar="URL",
-                       help="postgresql://… (default: SQLite in the data directory)")
-    group.add_argument("--redis-url", metavar="URL",
-                       help="share rate limits between gateways (default: in process)")
+    group.add_argument(
+        "--data-dir",
+        type=Path,
+        default=DEFAULT_DATA_DIR,
+        metavar="DIR",
+        help="database, adapters, usage log, demo model (default: %(default)s)",
+    )
+    group.add_argument(
+        "--database-url",
+        metavar="URL",
+        help="postgresql://… (default: SQLite in the data directory)",
+    )
+    group.add_argument(
+        "--redis-url",
+        metavar="URL",
+        help="share rate limits between gateways (default: in process)",
+    )
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    group.add_argument("--dtype", default="auto",
-                       choices=["auto", "bfloat16", "float16", "float32", *DTYPES])
-    group.add_argument("--max-model-len", type=_positive, metavar="TOKENS",
-                       help="prompt plus completion (default: what the model and memory allow)")
+    group.add_argument(
+        "--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32", *DTYPES]
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=_positive,
+        metavar="TOKENS",
+        help="prompt plus completion (default: what the model and memory allow)",
+    )
     group.add_argument("--max-num-seqs", type=_positive, metavar="N", help="sequences per step")
-    group.add_argument("--max-num-batched-tokens", type=_positive, metavar="TOKENS",
-                       help="tokens per forward pass")
+    group.add_argument(
+        "--max-num-batched-tokens", type=_positive, metavar="TOKENS", help="tokens per forward pass"
+    )
     group.add_argument("--block-size", type=_positive, metavar="TOKENS", help="tokens per page")
-    group.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE",
-                       help="share of the device's memory to use")
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="share of the device's memory to use",
+    )
     group.add_argument("--enforce-eager", action="store_true", help="no captured graphs")
-    group.add_argument("--deterministic", action="store_true",
-                       help="a request's tokens never depend on who shares the batch")
-    group.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, metavar="1",
-                       help="only 1 is possible")
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="a request's tokens never depend on who shares the batch",
+    )
+    group.add_argument(
+        "--tensor-parallel-size", "-tp", type=int, default=1, metavar="1", help="only 1 is possible"
+    )
 
 
 PASSED_ON = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",

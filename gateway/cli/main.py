@@ -67,7 +67,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def hand_on(arguments: Sequence[str]) -> NoReturn:
     """Become ``python -m engine``."""
-    os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])  # noqa: S606
 
 
 def installed_version() -> str:

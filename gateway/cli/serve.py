@@ -53,9 +53,7 @@ def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int)
         Child(_gateway(settings_file, lock), console.line),
         Child(_engine(options, settings, lock), console.line),
     ]
-    supervisor = Supervisor(
-        children, probe=lambda: is_ready(settings.host, port), say=console.say
-    )
+    supervisor = Supervisor(children, probe=lambda: is_ready(settings.host, port), say=console.say)
     ready = _ready(settings, access.admin_key, access.tenants)
 
     def announce() -> None:
@@ -139,7 +137,7 @@ def _runtime_dir(data_dir: Path) -> Iterator[Path]:
     """Where the socket lies: in the data directory, or elsewhere if its path is too long."""
     runtime = data_dir / "run"
     if len(os.fsencode(runtime / "engine.sock")) > SOCKET_PATH_LIMIT:
-        runtime = Path(tempfile.mkdtemp(prefix="loratorio-", dir="/tmp"))  # noqa: S108 (mode 0700)
+        runtime = Path(tempfile.mkdtemp(prefix="loratorio-", dir="/tmp"))
     runtime.mkdir(mode=0o700, exist_ok=True)
     try:
         yield runtime

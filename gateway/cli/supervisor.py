@@ -91,7 +91,9 @@ class Supervisor:
             await asyncio.sleep(delay)
 
     async def _announce(self, on_ready: Callable[[], None]) -> None:
-        while not await self._probe():
+        while True:
+            if await self._probe():
+                break
             await asyncio.sleep(POLL_SECONDS)
         self._answered = True
         on_ready()

@@ -65,7 +65,11 @@ def loaded_by(modules: list[str]) -> dict[str, str]:
 
 def test_the_import_contracts_hold():
     ran = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command; lint_imports_command()",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

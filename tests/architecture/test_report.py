@@ -20,7 +20,9 @@ def test_a_row_becomes_a_line_with_its_command_above(tmp_path: Path):
     folder.mkdir()
     (folder / "serving.json").write_text(json.dumps([ROW]))
     tables = report.render(tmp_path)
-    assert "| decode demo gptq, batch 8, 3 adapters: tokens | 1,234 | tokens/s | 400 (x) |" in tables
+    assert (
+        "| decode demo gptq, batch 8, 3 adapters: tokens | 1,234 | tokens/s | 400 (x) |" in tables
+    )
     assert "(commit `abc`, 2026-12-01): `loratorio bench cpu`" in tables
 
 

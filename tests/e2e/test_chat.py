@@ -31,9 +31,7 @@ def test_a_streamed_chat_is_the_same_text_in_pieces(server: Server):
     asked = {"model": server.base, "messages": CHINESE, "max_tokens": 48, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(
-        client.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
-        )
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     )
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert len([piece for piece in pieces if piece]) > 3

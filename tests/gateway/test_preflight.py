@@ -56,7 +56,7 @@ def test_a_checkpoint_stored_otherwise_than_asked_for_is_refused(tmp_path: Path)
     stored = checkpoint(tmp_path, quantization_config={"quant_method": "gptq"})
     check_checkpoint(stored, "auto")
     check_checkpoint(stored, "gptq")
-    with pytest.raises(CannotServe, match="--quantization awq, but .* is stored as gptq"):
+    with pytest.raises(CannotServe, match=r"--quantization awq, but .* is stored as gptq"):
         check_checkpoint(stored, "awq")
 
 

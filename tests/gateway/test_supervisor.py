@@ -119,7 +119,7 @@ async def test_programs_are_stopped_in_the_order_given_and_may_drain():
 
 
 async def test_a_program_that_ignores_the_request_to_stop_is_killed():
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
     child = Child(program("engine", stubborn, stop_seconds=0.3), Recorder().line)
     await child.start()
     while child.last_line() != "up":
