@@ -34,6 +34,7 @@ def configure(stream: IO[str], *, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def logger(name: str) -> FilteringBoundLogger:

@@ -66,6 +66,12 @@ class LiveSnapshot:
         self._created = int(clock())  # of the base, as /v1/models reports it
         self._hint = asyncio.Event()
         self._current: Snapshot | None = None
+        self._confirmed_at = 0.0  # monotonic
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the database last confirmed that the snapshot is up to date."""
+        return time.monotonic() - self._confirmed_at
 
     @property
     def current(self) -> Snapshot:
@@ -96,10 +102,11 @@ class LiveSnapshot:
 
     async def refresh(self) -> None:
         """Load a new snapshot if the epoch has moved. Raises DatabaseUnavailable."""
-        if self._current is not None and await self._database.epoch() == self._current.epoch:
-            return
-        async with self._database.reading() as session:
-            self._current = await self._load(session)
+        asked_at = time.monotonic()
+        if self._current is None or await self._database.epoch() != self._current.epoch:
+            async with self._database.reading() as session:
+                self._current = await self._load(session)
+        self._confirmed_at = asked_at
 
     async def follow(self) -> None:
         """Refresh for ever. Failures are logged once and the last snapshot stays in use."""

@@ -35,7 +35,9 @@ RETRY_SECONDS = 1.0  # what a client is told to wait when too many requests are 
 
 
 class Recorder(Protocol):
-    async def started(self, record: Started) -> None: ...
+    async def started(self, record: Started) -> None:
+        """On its way to the disk. Raises GatewayError when nothing can be recorded."""
+        ...
 
     async def finished(self, record: Finished) -> None:
         """Returns once the record is durable."""
@@ -72,7 +74,7 @@ class Pipeline:
         self._inflight = 0
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
-        """Answer one request. Raises GatewayError before anything was sent, or ClientGone."""
+        """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
         principal = self._do.gate.admit(request)
         reply.facts |= {"project": principal.project, "key": principal.key}
         try:
@@ -119,13 +121,13 @@ class _Call:
         self._timing = services.metrics.timing(frames.endpoint)
 
     async def run(self, request: Request) -> None:
+        await self._begin()
         outcome, written = Outcome.FAILED, list[Written]()
         failure: GatewayError | None = None
         try:
-            async with asyncio.timeout(self._order.deadline_ms / 1000 + GRACE_SECONDS):
-                async with request.until_gone():
-                    await self._do.recorder.started(self._started())
-                    written = await self._generate()
+            longest = self._order.deadline_ms / 1000 + GRACE_SECONDS
+            async with asyncio.timeout(longest), request.until_gone():
+                written = await self._generate()
             outcome = Outcome.COMPLETED
         except ClientGone:
             outcome = Outcome.CANCELLED
@@ -141,6 +143,13 @@ class _Call:
         if outcome is Outcome.CANCELLED:
             raise ClientGone
         await self._send_last(failure, written, counts)
+
+    async def _begin(self) -> None:
+        try:
+            await self._do.recorder.started(self._started())
+        except GatewayError:
+            await self._do.limiter.settle(self._lease, 0)
+            raise
 
     async def _generate(self) -> list[Written]:
         batches, written = self._generation.batches(), list[Written]()

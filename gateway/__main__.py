@@ -1,0 +1,62 @@
+"""``python -m gateway serve --settings FILE``: one gateway process.
+
+Started by the supervisor, or by an orchestrator with a settings file of its own. SIGTERM and
+SIGINT end it gracefully: /readyz says no, streams finish, usage is settled.
+"""
+
+import argparse
+import asyncio
+import gc
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from gateway import log
+from gateway.app import create_app
+from gateway.config import ConfigError, Settings
+from gateway.db import DatabaseUnavailable
+from gateway.inference.tokenizer import TokenizerInvalid
+from gateway.listener import Listener
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve until SIGTERM")
+    serve.add_argument("--settings", type=Path, required=True, metavar="FILE", help="JSON")
+    options = parser.parse_args(arguments)
+    log.configure(sys.stderr)
+    try:
+        settings = Settings.from_json(options.settings.read_bytes())
+        uvloop.run(_serve(settings))
+    except (ConfigError, DatabaseUnavailable, TokenizerInvalid, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+async def _serve(settings: Settings) -> None:
+    application = create_app(settings)
+    api = Listener(application, settings.host, settings.port)
+    metrics = Listener(application.metrics_page, settings.metrics_host, settings.metrics_port)
+
+    def stop() -> None:
+        application.stopping()
+        api.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    async with application.opened(), asyncio.TaskGroup() as group:
+        gc.collect()
+        gc.freeze()  # what start-up made stays for good: the collector need not look again
+        group.create_task(metrics.run_until_stopped())
+        log.logger("gateway").info("listening", port=api.port, metrics_port=metrics.port)
+        await api.run_until_stopped()
+        metrics.should_exit = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

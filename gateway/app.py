@@ -1,0 +1,158 @@
+"""The composition root: every object of a gateway is made here, opened and closed in one place."""
+
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from engine.client import EngineLost
+from engine.protocol import Counts
+from gateway import redis
+from gateway.background import Background
+from gateway.config import Settings
+from gateway.db import Database
+from gateway.fleet.directory import Static
+from gateway.fleet.fleet import Fleet
+from gateway.health import Health
+from gateway.http import Asgi, Receive, Scope, Send
+from gateway.identity.pepper import Peppers
+from gateway.ids import new_id
+from gateway.inference.gate import Gate
+from gateway.inference.intake import Intake
+from gateway.inference.pipeline import Services
+from gateway.inference.prompt import Prompts
+from gateway.inference.routes import Routes
+from gateway.inference.template import ChatTemplate
+from gateway.inference.tokenizer import Tokenizer
+from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
+from gateway.metrics import Metrics
+from gateway.metrics_page import MetricsPage
+from gateway.rest import rest_application
+from gateway.snapshot import LiveSnapshot
+from gateway.usage.ledger import Ledger
+from gateway.usage.log import UsageLog
+from gateway.usage.recorder import Recorder
+
+TOKENISING_THREADS = 2
+
+
+def create_app(settings: Settings) -> "Application":
+    """Opens nothing yet."""
+    return Application(settings)
+
+
+class Application:
+    """The ASGI application of the API's port. Belongs to one event loop.
+
+    application = create_app(settings)
+    async with application.opened():
+        await Listener(application, "127.0.0.1", 8000).run_until_stopped()
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._fleet = Fleet(Static(settings.engines), gateway=new_id("log"))
+        self._routes: Asgi | None = None
+        self._health: Health | None = None
+        self.metrics_page = MetricsPage(self._metrics, self._fleet)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._routes is not None, "opened() comes first"
+        await self._routes(scope, receive, send)
+
+    def stopping(self) -> None:
+        """From here on /readyz says no, so that nobody is sent here any more."""
+        if self._health is not None:
+            self._health.stopping = True
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Everything that requests need, for as long as the block runs.
+
+        Raises ConfigError, TokenizerInvalid or DatabaseUnavailable; later, whatever a part of the
+        gateway failed with.
+        """
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            tokenizer = Tokenizer.load(settings.model_dir)
+            template = ChatTemplate.load(settings.model_dir, tokenizer.named_tokens)
+            threads = stack.enter_context(
+                ThreadPoolExecutor(TOKENISING_THREADS, thread_name_prefix="tokenise")
+            )
+            database = Database(settings.database)
+            stack.push_async_callback(database.close)
+            snapshot = LiveSnapshot(
+                database,
+                Peppers.load(settings.pepper, settings.pepper_file),
+                base_model=settings.served_model_name,
+                open_tenant=settings.open_tenant if settings.open else None,
+                poll_s=settings.epoch_poll_s,
+            )
+            await snapshot.refresh()
+            limiter = self._limiter()
+            stack.push_async_callback(limiter.close)
+            recorder = await Recorder.open(UsageLog(settings.usage_log_dir))
+            stack.push_async_callback(recorder.close)
+            ledger = Ledger(
+                recorder.log, database, live_from=recorder.first_segment, lookup=self._lookup
+            )
+            stack.push_async_callback(ledger.settle)
+            self._health = Health(self._fleet, lambda: snapshot.age_s)
+            services = Services(
+                gate=Gate(snapshot, open_to_this_machine=settings.open),
+                limiter=limiter,
+                recorder=recorder,
+                fleet=self._fleet,
+                tokenizer=tokenizer,
+                metrics=self._metrics,
+                max_body_bytes=settings.max_body_bytes,
+                max_inflight=settings.max_inflight,
+            )
+            prompts = Prompts(tokenizer, template, threads)
+            deadline_ms = int(settings.request_timeout_s * 1000)
+            self._routes = Routes(
+                services,
+                Intake(snapshot, prompts, self._fleet, deadline_ms=deadline_ms),
+                snapshot,
+                health=self._health,
+                behind=rest_application(
+                    self._health, base_model=settings.served_model_name, is_open=settings.open
+                ),
+            )
+            await stack.enter_async_context(Background(self._tasks(snapshot, ledger)))
+            yield
+
+    def _tasks(
+        self, snapshot: LiveSnapshot, ledger: Ledger
+    ) -> dict[str, Coroutine[Any, Any, None]]:
+        tasks = {
+            "fleet": self._fleet.run(),
+            "snapshot": snapshot.follow(),
+            "ledger": ledger.run(self._settings.settle_interval_s),
+        }
+        if self._settings.redis_url is not None:
+            client = redis.connect(self._settings.redis_url, timeout_s=redis.SILENCE_S * 2)
+            tasks["announcements"] = redis.listen(client, snapshot.hint)
+        return tasks
+
+    def _limiter(self) -> RateLimiter:
+        url, deadline = self._settings.redis_url, self._settings.limit_deadline_s
+        if url is None:
+            return memory_limiter()
+        return redis_limiter(redis.connect(url, timeout_s=deadline), deadline_s=deadline)
+
+    async def _lookup(self, request: str) -> Counts | None:
+        """What the engines recorded of a request that our last run did not finish."""
+        found = None
+        for member in self._fleet.ready:
+            if (client := member.client) is None:
+                continue
+            try:
+                counts = (await client.counts([request]))[0]
+            except (EngineLost, TimeoutError):
+                continue
+            if counts.boot:
+                return counts
+            found = counts
+        return found

@@ -1,0 +1,151 @@
+"""The hot routes as one raw ASGI application; every other path goes to the application behind.
+
+This is the one HTTP handler: here an error becomes an answer, and one line of log says how each
+request ended.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.catalog.target import Target
+from gateway.errors import GatewayError
+from gateway.health import Health
+from gateway.http import Asgi, ClientGone, Receive, Reply, Request, Scope, Send
+from gateway.identity.principal import Principal
+from gateway.ids import new_id
+from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
+from gateway.inference.intake import Intake
+from gateway.inference.pipeline import Endpoint, Pipeline, Services
+from gateway.log import logger
+
+MODEL = "/v1/models/"
+CLIENT_GONE = 499  # for log and metrics; nobody is there to receive it
+
+Handler = Callable[[Request, Reply], Awaitable[None]]
+
+
+class Names(Protocol):
+    def resolve(self, principal: Principal, name: str) -> Target: ...
+
+    def models(self, principal: Principal) -> list[Target]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    name: str  # as metrics call it
+    methods: tuple[str, ...]
+    handle: Handler
+
+
+class Routes:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self, services: Services, intake: Intake, names: Names, *, health: Health, behind: Asgi
+    ) -> None:
+        self._do = services
+        self._names = names
+        self._health = health
+        self._behind = behind
+        self._pipeline = Pipeline(services)
+        self._chat = Endpoint(intake.chat, ChatFrames)
+        self._completion = Endpoint(intake.completion, CompletionFrames)
+        self._log = logger("gateway.request")
+        self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
+        self._routes = {
+            "/v1/chat/completions": Route("/v1/chat/completions", ("POST",), self._chats),
+            "/v1/completions": Route("/v1/completions", ("POST",), self._completions),
+            "/v1/models": Route("/v1/models", ("GET", "HEAD"), self._models),
+            "/healthz": Route("/healthz", ("GET", "HEAD"), self._alive),
+            "/readyz": Route("/readyz", ("GET", "HEAD"), self._ready),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._find(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
+            await self._behind(scope, receive, send)
+            return
+        request, reply = Request(scope, receive), Reply(send, new_id("req"))
+        try:
+            request.require_method(*route.methods)
+            await route.handle(request, reply)
+        except ClientGone:
+            reply.status = CLIENT_GONE
+        except GatewayError as error:
+            reply.facts["error"] = error.detail_code
+            await _tell_failure(reply, error)
+        except Exception as error:
+            self._do.metrics.faults.inc()
+            self._log.error("unexpected error", request=reply.request_id, exc_info=error)
+            await _tell_failure(reply, GatewayError("The server had an error; it was logged."))
+        self._tell(request, reply, route)
+
+    def _find(self, path: str) -> Route | None:
+        if path.startswith(MODEL) and len(path) > len(MODEL):
+            return self._one_model
+        return self._routes.get(path)
+
+    def _tell(self, request: Request, reply: Reply, route: Route) -> None:
+        self._do.metrics.count_answer(route.name, reply.status)
+        if route.handle in (self._alive, self._ready):
+            return  # asked every few seconds
+        self._log.info(
+            "request",
+            request=reply.request_id,
+            method=request.method,
+            route=route.name,
+            status=int(reply.status),
+            seconds=round(reply.elapsed_s, 4),
+            **reply.facts,
+        )
+
+    async def _chats(self, request: Request, reply: Reply) -> None:
+        await self._pipeline.serve(request, reply, self._chat)
+
+    async def _completions(self, request: Request, reply: Reply) -> None:
+        await self._pipeline.serve(request, reply, self._completion)
+
+    async def _models(self, request: Request, reply: Reply) -> None:
+        principal = await self._caller(request, reply)
+        models = [_model(target) for target in self._names.models(principal)]
+        await reply.json(orjson.dumps({"object": "list", "data": models}))
+
+    async def _model(self, request: Request, reply: Reply) -> None:
+        principal = await self._caller(request, reply)
+        target = self._names.resolve(principal, request.path.removeprefix(MODEL))
+        await reply.json(orjson.dumps(_model(target)))
+
+    async def _caller(self, request: Request, reply: Reply) -> Principal:
+        principal = self._do.gate.admit(request)
+        reply.facts |= {"project": principal.project, "key": principal.key}
+        headroom = await self._do.limiter.headroom(principal)
+        reply.headers.update(headroom.headers())
+        return principal
+
+    async def _alive(self, request: Request, reply: Reply) -> None:
+        await reply.json(b'{"alive":true}')
+
+    async def _ready(self, request: Request, reply: Reply) -> None:
+        ready = self._health.ready
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        await reply.json(orjson.dumps(self._health.report()), status)
+
+
+async def _tell_failure(reply: Reply, error: GatewayError) -> None:
+    if reply.begun:
+        await reply.end(error_frames(error))
+    else:
+        await reply.error(error)
+
+
+def _model(target: Target) -> dict[str, Any]:
+    return {
+        "id": target.public_name,
+        "object": "model",
+        "created": target.created,
+        "owned_by": target.owner,
+    }

@@ -1,0 +1,59 @@
+"""One listening port of this process, served by uvicorn inside a loop that is ours."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from gateway.config import ConfigError
+from gateway.http import Asgi
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+DRAIN_SECONDS = 25  # how long running streams may go on after we are asked to stop
+
+
+class Listener(uvicorn.Server):
+    """``serve`` runs until ``should_exit`` is set and then lets answers finish."""
+
+    def __init__(self, application: Asgi, host: str, port: int) -> None:
+        """Binds at once. Raises ConfigError when the port cannot be had."""
+        self._socket = _bind(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        super().__init__(
+            uvicorn.Config(
+                application,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,  # nobody's word counts for where a client is
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
+        )
+
+    async def run_until_stopped(self) -> None:
+        await self.serve(sockets=[self._socket])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled once for the whole process, not by every listener."""
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return bound

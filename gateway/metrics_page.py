@@ -1,0 +1,41 @@
+"""``/metrics`` on its own port, never the tenants': the gateway's and its local engine's."""
+
+from engine.client import EngineLost
+from gateway.errors import GatewayError, RouteNotFound
+from gateway.fleet.fleet import Fleet
+from gateway.http import Receive, Reply, Request, Scope, Send
+from gateway.ids import new_id
+from gateway.metrics import Metrics
+
+ENGINE_SECONDS = 2.0  # the longest wait for the engine's part
+TEXT = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+
+
+class MetricsPage:
+    """A raw ASGI application. Belongs to one event loop."""
+
+    def __init__(self, metrics: Metrics, fleet: Fleet) -> None:
+        self._metrics = metrics
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, reply = Request(scope, receive), Reply(send, new_id("req"))
+        try:
+            request.require_method("GET", "HEAD")
+            if request.path != "/metrics":
+                raise RouteNotFound("Only /metrics is here.")
+        except GatewayError as error:
+            await reply.error(error)
+            return
+        self._metrics.engines_ready.set(len(self._fleet.ready))
+        await reply.whole(self._metrics.text() + await self._engine(), TEXT)
+
+    async def _engine(self) -> bytes:
+        """Of the engine beside us, under its own names; others are scraped where they are."""
+        for member in self._fleet.ready:
+            if member.name.startswith("unix:") and (client := member.client):
+                try:
+                    return (await client.metrics(timeout_s=ENGINE_SECONDS)).encode()
+                except (EngineLost, TimeoutError):
+                    return b""
+        return b""

@@ -1,0 +1,283 @@
+"""A real server on a real port, in front of fake engines over the real protocol."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RustTokenizer
+
+from engine.protocol import AdapterRef, Submit
+from gateway.catalog.target import Target
+from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
+from gateway.fleet.directory import Static
+from gateway.fleet.fleet import Fleet
+from gateway.health import Health
+from gateway.identity.principal import Principal
+from gateway.inference.gate import Gate
+from gateway.inference.intake import Intake
+from gateway.inference.pipeline import Services
+from gateway.inference.prompt import Prompts
+from gateway.inference.routes import Routes
+from gateway.inference.template import ChatTemplate
+from gateway.inference.tokenizer import Tokenizer
+from gateway.limits.limiter import memory_limiter
+from gateway.listener import Listener
+from gateway.metrics import Metrics
+from gateway.rest import rest_application
+from gateway.usage.record import Finished, Record, Started
+from tests.fakes.clock import until
+from tests.fakes.engine import FakeEngine
+
+BASE = "tiny"
+KEY, OTHER_KEY, LIMITED_KEY, ADMIN_KEY = "sk-acme", "sk-globex", "sk-limited", "sk-admin"
+CHATML = (
+    "{% for message in messages %}{% if loop.first and message.role != 'system' %}"
+    "<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = ["The quick brown fox jumps over the lazy dog.", "Hello, world! How are you today?",
+          "stop beta gamma User: 123", "häßlich 中文 日本語 🙂🚀 café"]  # fmt: skip
+
+
+def build_model_dir(path: Path) -> Path:
+    """A byte-level vocabulary of a few hundred tokens with a chat template."""
+    rust = RustTokenizer(models.BPE())
+    rust.pre_tokenizer = pre_tokenizers.Sequence(
+        [  # type: ignore[assignment]
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    rust.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    rust.train_from_iterator(CORPUS * 4, trainers.BpeTrainer(
+        vocab_size=420, show_progress=False,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    ))  # fmt: skip
+    path.mkdir(parents=True, exist_ok=True)
+    rust.save(str(path / "tokenizer.json"))
+    config = {"chat_template": CHATML, "bos_token": "<|im_start|>",
+              "eos_token": {"content": "<|im_end|>"}}  # fmt: skip
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def principal(name: str, **limits: int) -> Principal:
+    return Principal(
+        organisation="org_1", project=f"prj_{name}", project_name=name, key=f"key_{name}",
+        tenant=f"hash-{name}", **limits,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@dataclass
+class FakeSnapshot:
+    """Keys and names as the real snapshot answers them."""
+
+    keys: dict[str, Principal] = field(default_factory=lambda: {
+        KEY: principal("acme"),
+        OTHER_KEY: principal("globex"),
+        LIMITED_KEY: principal("limited", requests_per_minute=3, tokens_per_minute=100),
+        ADMIN_KEY: Principal(organisation="org_1", project="", project_name="", key="key_admin",
+                             tenant="", admin=True),
+    })  # fmt: skip
+    adapters: dict[tuple[str, str], AdapterRef] = field(default_factory=lambda: {
+        ("prj_acme", "support"): AdapterRef("d" * 64, 8),
+        ("prj_acme", "json"): AdapterRef("e" * 64, 16),
+    })  # fmt: skip
+    open_tenant: str | None = None
+
+    def authenticate(self, key: str) -> Principal:
+        if key in self.keys:
+            return self.keys[key]
+        if self.open_tenant:
+            return self.keys[self.open_tenant]
+        raise Unauthenticated
+
+    def resolve(self, principal: Principal, name: str) -> Target:
+        if name == BASE:
+            return Target(public_name=name, base_model=BASE, created=1, owner="loratorio")
+        adapter = self.adapters.get((principal.project, name))
+        if adapter is None:
+            raise ModelNotFound(name)
+        return Target(public_name=name, base_model=BASE, adapter=adapter, adapter_id=f"adp_{name}",
+                      created=2, owner=principal.project_name)  # fmt: skip
+
+    def models(self, principal: Principal) -> list[Target]:
+        names = [name for project, name in self.adapters if project == principal.project]
+        return [self.resolve(principal, name) for name in (BASE, *names)]
+
+
+@dataclass
+class FakeRecorder:
+    records: list[Record] = field(default_factory=list)
+    delay_s: float = 0.0
+
+    failing: bool = False
+
+    async def started(self, record: Started) -> None:
+        if self.failing:
+            raise UsageLogUnavailable("disk full")
+        self.records.append(record)
+
+    async def finished(self, record: Finished) -> None:
+        await asyncio.sleep(self.delay_s)
+        self.records.append(record)
+
+    @property
+    def ended(self) -> list[Finished]:
+        return [record for record in self.records if isinstance(record, Finished)]
+
+
+@dataclass
+class Server:
+    port: int
+    engines: list[FakeEngine]
+    snapshot: FakeSnapshot
+    recorder: FakeRecorder
+    metrics: Metrics
+    health: Health
+    tokenizer: Tokenizer
+    routes: Routes
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.engines[0]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = KEY) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=10)
+
+    def say(self, text: str) -> None:
+        """Every request from here on is answered with this text, then end-of-sequence."""
+        tokens = self.tokenizer.encode(text, add_special=False)
+        self.script(lambda _: tokens)
+
+    def script(self, script: "object") -> None:
+        for engine in self.engines:
+            engine.knobs.script = script  # type: ignore[assignment]
+
+    @property
+    def last(self) -> Submit:
+        return self.engine.submitted[-1]
+
+
+@asynccontextmanager
+async def serving(
+    model_dir: Path,
+    sockets: Path,
+    *,
+    engines: int = 1,
+    is_open: bool = False,
+    max_body_bytes: int = 1 << 16,
+    max_inflight: int = 64,
+    timeout_s: float = 30.0,
+    context: int = 512,
+    snapshot_age: "Sequence[float]" = (0.0,),
+) -> AsyncIterator[Server]:
+    snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
+    recorder, metrics = FakeRecorder(), Metrics()
+    fakes = [
+        FakeEngine(f"unix:{sockets}/e{next(_numbers)}.sock", max_model_len=context)
+        for _ in range(engines)
+    ]
+    for fake in fakes:
+        await fake.__aenter__()
+    fleet = Fleet(Static(tuple(fake.address for fake in fakes)), gateway="test")
+    running = asyncio.create_task(fleet.run())
+    threads = ThreadPoolExecutor(1)
+    tokenizer = Tokenizer.load(model_dir)
+    prompts = Prompts(tokenizer, ChatTemplate.load(model_dir, tokenizer.named_tokens), threads)
+    health = Health(fleet, lambda: snapshot_age[0])
+    services = Services(
+        gate=Gate(snapshot, open_to_this_machine=is_open), limiter=memory_limiter(),
+        recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
+        max_body_bytes=max_body_bytes, max_inflight=max_inflight,
+    )  # fmt: skip
+    intake = Intake(snapshot, prompts, fleet, deadline_ms=int(timeout_s * 1000))
+    rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)
+    routes = Routes(services, intake, snapshot, health=health, behind=rest)
+    listener = Listener(routes, "127.0.0.1", 0)
+    serving_task = asyncio.create_task(listener.run_until_stopped())
+    try:
+        await until(lambda: listener.started and len(fleet.ready) == engines)
+        yield Server(listener.port, fakes, snapshot, recorder, metrics, health, tokenizer, routes)
+    finally:
+        listener.should_exit = True
+        await serving_task
+        running.cancel()
+        await asyncio.wait([running])
+        for fake in fakes:
+            await fake.__aexit__(None, None, None)
+        threads.shutdown()
+
+
+_numbers = itertools.count()
+
+
+async def raw(port: int, request: bytes, *, read: int = -1) -> bytes:
+    """Bytes out, bytes in, on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        await writer.drain()
+        async with asyncio.timeout(5):
+            return await reader.read(read)
+    finally:
+        writer.close()
+
+
+def post(body: bytes | dict[str, object], *headers: str, path: str = "/v1/chat/completions",
+         key: str = KEY) -> bytes:  # fmt: skip
+    """A request that asks for the connection to be closed after its answer."""
+    raw_body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {key}",
+             f"content-length: {len(raw_body)}", "connection: close", *headers]  # fmt: skip
+    if not any(h.lower().startswith("content-type") for h in headers):
+        lines.append("content-type: application/json")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw_body
+
+
+@dataclass
+class Got:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict:  # type: ignore[type-arg]
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict:  # type: ignore[type-arg]
+        return self.json["error"]
+
+
+async def ask(port: int, request: bytes) -> Got:
+    """Send and parse; chunked bodies are joined."""
+    head, _, body = (await raw(port, request)).partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (s.partition(":") for s in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = _dechunk(body)
+    return Got(int(status.split()[1]), headers, body)
+
+
+def _dechunk(body: bytes) -> bytes:
+    joined = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        joined, body = joined + body[:length], body[length + 2 :]
+    return joined
