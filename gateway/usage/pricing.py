@@ -1,0 +1,94 @@
+"""From tokens to money. Pure functions; integers from end to end, never floats.
+
+Prices are pico-dollars per token, costs nano-dollars: one rounding, of the whole event, half up.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+
+from gateway.errors import InvalidRequest
+from gateway.usage.record import Outcome
+
+PICO_PER_NANO = 1000
+PICO_PER_DOLLAR_PER_MILLION = 10**6  # a dollar per million tokens is a million pico a token
+MOST_PICO = 10**15  # a thousand dollars per token: a price above is a typing error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """Pico-dollars per token, from a time on."""
+
+    id: str  # prc_…
+    effective_from: datetime
+    input: int
+    cached_input: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Disjoint meters: a cached token is not an input token as well."""
+
+    input: int
+    cached_input: int
+    output: int
+
+
+class PriceBook:
+    """Tariffs by what they are for: a base model's served name, or an adapter's id."""
+
+    def __init__(self, tariffs: Iterable[tuple[str, Tariff]]) -> None:
+        self._tariffs: dict[str, list[Tariff]] = {}
+        for subject, tariff in sorted(
+            tariffs, key=lambda pair: (pair[1].effective_from, pair[1].id)
+        ):
+            self._tariffs.setdefault(subject, []).append(tariff)
+
+    def at(self, base_model: str, adapter_id: str | None, time: datetime) -> Tariff | None:
+        """The adapter's own tariff if it has one by then, else its base's. None: unpriced."""
+        for subject in (adapter_id, base_model):
+            known = self._tariffs.get(subject, []) if subject else []
+            index = bisect_right(known, time, key=lambda tariff: tariff.effective_from)
+            if index:
+                return known[index - 1]
+        return None
+
+
+def billable(outcome: Outcome, *, prompt: int, cached: int, completion: int) -> Tokens:
+    """What is charged: all that was computed, but nothing where we failed and delivered nothing."""
+    if completion == 0 and outcome in (Outcome.FAILED, Outcome.ENGINE_LOST):
+        return Tokens(input=0, cached_input=0, output=0)
+    return Tokens(input=prompt - cached, cached_input=cached, output=completion)
+
+
+def cost_nano(tariff: Tariff, tokens: Tokens) -> int:
+    pico = (
+        tokens.input * tariff.input
+        + tokens.cached_input * tariff.cached_input
+        + tokens.output * tariff.output
+    )
+    return (pico + PICO_PER_NANO // 2) // PICO_PER_NANO
+
+
+def pico_per_token(dollars_per_million: str, *, param: str) -> int:
+    """From what people write, "0.15" dollars per million tokens. Raises InvalidRequest."""
+    try:
+        pico = Decimal(dollars_per_million) * PICO_PER_DOLLAR_PER_MILLION
+        exact = pico.is_finite() and pico == pico.to_integral_value() and 0 <= pico <= MOST_PICO
+    except InvalidOperation:
+        exact = False
+    if not exact:
+        raise InvalidRequest(
+            f"{param} {dollars_per_million[:40]!r}: dollars per million tokens, "
+            "at most 6 decimal places",
+            param=param,
+        )
+    return int(pico)
+
+
+def dollars(nano: int) -> str:
+    """Exactly, for people: 1234500 nano is 0.0012345."""
+    return f"{Decimal(nano).scaleb(-9).normalize():f}"
