@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gateway
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TAIL_LINES = 50
@@ -21,7 +24,6 @@ class Program:
     name: str
     argv: tuple[str, ...]
     stop_seconds: float  # how long it may drain after SIGTERM before SIGKILL
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to ours
     keep_open: tuple[int, ...] = ()  # descriptors it inherits
 
 
@@ -55,10 +57,10 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **self._program.environment, "PYTHONUNBUFFERED": "1"},
+            env=our_environment(),
             start_new_session=True,
             pass_fds=self._program.keep_open,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(signal.SIGTERM),
         )
         assert self._process.stdout is not None
         self._forwarding = asyncio.create_task(self._forward(self._process.stdout))
@@ -109,16 +111,24 @@ class Child:
         self._emit(self.name, line)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """A function for the new process to call: SIGTERM for it when this thread's process ends."""
+def our_environment() -> dict[str, str]:
+    """An environment in which a program we start finds the packages that we are part of."""
+    root = str(Path(gateway.__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    path = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """For a new process to call before it becomes its program: a signal when we end."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
     def arm() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:  # it ended before we asked
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     return arm

@@ -5,11 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-
-class TenantAccess(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    api_key: str
-    models: list[str]  # public names it may use, the base first
+from gateway.bootstrap import Tenant
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +16,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     metrics_url: str
     admin_key: str
     base_model: str
-    tenants: list[TenantAccess]
+    tenants: list[Tenant]
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import gateway
+from gateway.bootstrap import Access
 from gateway.cli.child import Child, Program
 from gateway.cli.console import Console
 from gateway.cli.flags import ServeOptions
 from gateway.cli.preflight import CannotServe, check, free_port, hold_data_dir
-from gateway.cli.prepare import DEMO_PROJECT, demo_model, prepare
+from gateway.cli.prepare import DEFAULT_TENANT, DEMO_TENANT, demo_model, ensure_access
 from gateway.cli.probe import is_ready, url_host
-from gateway.cli.ready import Ready, TenantAccess, banner, write_private, write_ready
+from gateway.cli.ready import Ready, banner, write_private, write_ready
 from gateway.cli.supervisor import StartFailed, Supervisor
 from gateway.config import ConfigError, Secret, Settings
 
@@ -46,7 +46,7 @@ def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int)
     metrics_port = free_port(options.host, options.metrics_port, "--metrics-port")
     model = options.model or demo_model(options.data_dir, console)
     settings = _settings(options, model, runtime, ports=(port, metrics_port))
-    access = asyncio.run(prepare(options, settings, console))
+    access = ensure_access(options, settings)
     settings_file = runtime / "gateway.json"
     write_private(settings_file, settings.to_json())
     children = [
@@ -54,7 +54,7 @@ def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int)
         Child(_engine(options, settings, lock), console.line),
     ]
     supervisor = Supervisor(children, probe=lambda: is_ready(settings.host, port), say=console.say)
-    ready = _ready(settings, access.admin_key, access.tenants)
+    ready = _ready(settings, access)
 
     def announce() -> None:
         if options.ready_file:
@@ -83,20 +83,20 @@ def _settings(
         database_url=Secret(options.database_url) if options.database_url else None,
         redis_url=Secret(options.redis_url) if options.redis_url else None,
         open=options.open,
-        open_tenant=DEMO_PROJECT if options.demo else "default",
+        open_tenant=DEMO_TENANT if options.demo else DEFAULT_TENANT,
     )
 
 
-def _ready(settings: Settings, admin_key: str, tenants: list[TenantAccess]) -> Ready:
+def _ready(settings: Settings, access: Access) -> Ready:
     origin = f"http://{url_host(settings.host)}:{settings.port}"
     metrics = f"http://{url_host(settings.metrics_host)}:{settings.metrics_port}/metrics"
     return Ready(
         base_url=f"{origin}/v1",
         dashboard_url=f"{origin}/",
         metrics_url=metrics,
-        admin_key=admin_key,
+        admin_key=access.admin_key,
         base_model=settings.served_model_name,
-        tenants=tenants,
+        tenants=access.tenants,
     )
 
 
@@ -105,7 +105,6 @@ def _gateway(settings_file: Path, lock: int) -> Program:
         name="gateway",
         argv=(sys.executable, "-m", "gateway", "serve", "--settings", str(settings_file)),
         stop_seconds=GATEWAY_STOP_SECONDS,
-        environment=python_path(),
         keep_open=(lock,),
     )
 
@@ -120,16 +119,8 @@ def _engine(options: ServeOptions, settings: Settings, lock: int) -> Program:
             *("--dtype", options.dtype, *options.engine_flags),
         ),
         stop_seconds=ENGINE_STOP_SECONDS,
-        environment=python_path(),
         keep_open=(lock,),
     )
-
-
-def python_path() -> dict[str, str]:
-    """Programs we start find the same packages, wherever ours were found."""
-    root = str(Path(gateway.__file__).parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
 
 
 @contextmanager
