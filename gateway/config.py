@@ -40,9 +40,45 @@ class Secret:
         return hash(self._value)
 
 
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """Where everything that outlives a process is, for programs and commands alike."""
+
+    root: Path
+
+    @property
+    def pepper(self) -> Path:
+        return self.root / "pepper"
+
+    @property
+    def adapter_store(self) -> Path:
+        return self.root / "adapters"
+
+    @property
+    def base_spec(self) -> Path:
+        """What the served base looks like, for validating adapters without an engine."""
+        return self.root / "base.json"
+
+    @property
+    def usage_log(self) -> Path:
+        return self.root / "usage"
+
+    def database(self, given: Secret | None) -> str:
+        """SQLAlchemy URL with its async driver: SQLite in here unless one is given."""
+        if given is None:
+            return f"sqlite+aiosqlite:///{self.root.absolute() / 'loratorio.db'}"
+        url = given.reveal()
+        for plain, driver in _DRIVERS.items():
+            if url.startswith(f"{plain}://"):
+                return f"{driver}://{url.removeprefix(f'{plain}://')}"
+        if url.startswith(tuple(f"{driver}://" for driver in _DRIVERS.values())):
+            return url
+        raise ConfigError("the database URL must start with sqlite:// or postgresql://")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    data_dir: Path  # database, pepper, usage log, adapter store; made if missing
+    data_dir: Path  # see DataDir
     model_dir: Path  # tokenizer and chat template of the base
     served_model_name: str  # the base's public name, reserved in every project
     engines: tuple[str, ...]  # addresses: "unix:/path" or "tcp:host:port"
@@ -84,24 +120,23 @@ class Settings:
     @property
     def database(self) -> str:
         """SQLAlchemy URL, with its password: for the engine only."""
-        return database_url(self.data_dir, self.database_url)
+        return DataDir(self.data_dir).database(self.database_url)
 
     @property
     def pepper_file(self) -> Path:
-        return self.data_dir / "pepper"
+        return DataDir(self.data_dir).pepper
 
     @property
     def adapter_store(self) -> Path:
-        return self.data_dir / "adapters"
+        return DataDir(self.data_dir).adapter_store
 
     @property
     def base_spec_file(self) -> Path:
-        """What the served base looks like, for validating adapters without an engine."""
-        return self.data_dir / "base.json"
+        return DataDir(self.data_dir).base_spec
 
     @property
     def usage_log_dir(self) -> Path:
-        return self.data_dir / "usage"
+        return DataDir(self.data_dir).usage_log
 
     @classmethod
     def from_json(cls, text: bytes) -> "Settings":
@@ -120,19 +155,6 @@ class Settings:
         """With the secrets revealed: write it with mode 0600."""
         record = {f.name: getattr(self, f.name) for f in fields(self)}
         return msgspec.json.format(msgspec.json.encode(record, enc_hook=_encode_hook))
-
-
-def database_url(data_dir: Path, given: Secret | None) -> str:
-    """The URL with its async driver: SQLite in the data directory unless one is given."""
-    if given is None:
-        return f"sqlite+aiosqlite:///{data_dir.absolute() / 'loratorio.db'}"
-    url = given.reveal()
-    for plain, driver in _DRIVERS.items():
-        if url.startswith(f"{plain}://"):
-            return f"{driver}://{url.removeprefix(f'{plain}://')}"
-    if url.startswith(tuple(f"{driver}://" for driver in _DRIVERS.values())):
-        return url
-    raise ConfigError("database_url must start with sqlite:// or postgresql://")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,67 @@
+"""``loratorio adapter``: a tenant's adapters, as versions of a name."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from adapters.store import AdapterStore
+from gateway.catalog.intake import Intake, read_base
+from gateway.catalog.models import Adapter
+from gateway.catalog.repository import AdapterRepository
+from gateway.catalog.service import CatalogService
+from gateway.cli.desk import Desk, add_command
+from gateway.cli.table import Row
+from gateway.identity.service import IdentityService
+from gateway.names import checked_name
+
+
+def add(group: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    made = add_command(group, "create", create, help="check an adapter and publish it")
+    made.add_argument("name", metavar="NAME", help="a name that exists gets the next version")
+    made.add_argument("--tenant", required=True, metavar="NAME", help="whose adapter it is")
+    made.add_argument(
+        "--path", required=True, type=Path, metavar="DIR", help="as PEFT's save_pretrained wrote it"
+    )
+    listed = add_command(group, "list", list_all, help="list a tenant's adapters")
+    listed.add_argument("--tenant", required=True, metavar="NAME")
+    gone = add_command(group, "revoke", revoke, help="retire an adapter, or one version of it")
+    gone.add_argument("name", metavar="NAME", help="or NAME@VERSION")
+    gone.add_argument("--tenant", required=True, metavar="NAME")
+
+
+async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
+    checked_name(arguments.name, param="adapter")
+    async with desk.database.reading() as session:  # before the long work of reading the files
+        await IdentityService(session, desk.now).project(arguments.tenant)
+    intake = Intake(read_base(desk.files.base_spec), AdapterStore(desk.files.adapter_store))
+    adapter, report = await asyncio.to_thread(intake.admit, arguments.path)
+    async with desk.database.publish() as session:
+        project = await IdentityService(session, desk.now).project(arguments.tenant)
+        row = await CatalogService(session, project.id, desk.now).publish(arguments.name, adapter)
+        return _row(row) | {"megabytes": f"{report.nbytes / 1e6:.1f}"}
+
+
+async def list_all(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
+    async with desk.database.reading() as session:
+        project = await IdentityService(session, desk.now).project(arguments.tenant)
+        return [_row(row) for row in await AdapterRepository(session, project.id).all()]
+
+
+async def revoke(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
+    async with desk.database.publish() as session:
+        project = await IdentityService(session, desk.now).project(arguments.tenant)
+        retired = await CatalogService(session, project.id, desk.now).retire(arguments.name)
+        return [_row(row) for row in retired]
+
+
+def _row(row: Adapter) -> Row:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "version": row.version,
+        "rank": row.rank,
+        "digest": row.digest[:16],
+        "state": row.state,
+        "created": row.created_at,
+    }

@@ -1,0 +1,101 @@
+"""What every operator's command has at hand: the database, the data directory, the time."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway import redis
+from gateway.cli.flags import DEFAULT_DATA_DIR
+from gateway.cli.table import Row, as_json, as_table
+from gateway.config import ConfigError, DataDir, Secret
+from gateway.db import Database, DatabaseUnavailable
+from gateway.errors import GatewayError, ResourceNotFound
+from migrations import runner
+
+REDIS_TIMEOUT_S = 1.0
+
+Command = Callable[["Desk", argparse.Namespace], Awaitable[Row | Sequence[Row]]]
+
+
+class Desk:
+    """Belongs to one command."""
+
+    def __init__(self, database: Database, files: DataDir, redis_url: str | None) -> None:
+        self.database = database
+        self.files = files
+        self.now = datetime.now(UTC)
+        self._redis_url = redis_url
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, arguments: argparse.Namespace, *, make: bool) -> AsyncIterator["Desk"]:
+        """The migrated database. Only ``make`` begins one where there is nothing."""
+        files = DataDir(arguments.data_dir)
+        given = Secret(arguments.database_url) if arguments.database_url else None
+        if not files.root.is_dir() and not make and given is None:
+            raise ResourceNotFound(
+                f"--data-dir {files.root} does not exist; `loratorio serve` makes it"
+            )
+        files.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        desk = cls(Database(files.database(given)), files, arguments.redis_url)
+        try:
+            await runner.upgrade(desk.database)
+            yield desk
+        finally:
+            await desk.database.close()
+
+    async def announce(self) -> None:
+        """Gateways look by themselves four times a second; with Redis they look at once."""
+        if self._redis_url is not None:
+            client = redis.connect(Secret(self._redis_url), timeout_s=REDIS_TIMEOUT_S)
+            await redis.announce(client)
+            await client.aclose()
+
+
+def add_command(
+    group: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    run: Command,
+    *,
+    help: str,
+    make: bool = False,
+) -> argparse.ArgumentParser:
+    """A command with the options all of them take, that answers what ``run`` returns."""
+    parser = group.add_parser(name, help=help, description=help, allow_abbrev=False)
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=DEFAULT_DATA_DIR,
+        metavar="DIR",
+        help="of the server (default: %(default)s)",
+    )
+    parser.add_argument("--database-url", metavar="URL", help="of the server, if it has one")
+    parser.add_argument("--redis-url", metavar="URL", help="tell gateways at once")
+    parser.add_argument("--json", action="store_true", help="answer in JSON")
+    parser.set_defaults(run=lambda arguments: _answer(run, arguments, make=make))
+    return parser
+
+
+def _answer(run: Command, arguments: argparse.Namespace, *, make: bool) -> int:
+    async def attend() -> Row | Sequence[Row]:
+        async with Desk.open(arguments, make=make) as desk:
+            answer = await run(desk, arguments)
+            await desk.announce()
+            return answer
+
+    try:
+        answer = asyncio.run(attend())
+    except (GatewayError, ConfigError, DatabaseUnavailable, OSError) as error:
+        print(f"loratorio: error: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if arguments.json:
+        print(as_json(answer))
+    else:
+        print(as_table([answer] if isinstance(answer, dict) else answer))
+    return 0

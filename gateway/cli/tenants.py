@@ -1,0 +1,50 @@
+"""``loratorio tenant``: projects, the unit of isolation."""
+
+import argparse
+from collections.abc import Sequence
+
+from gateway.cli.desk import Desk, add_command
+from gateway.cli.table import Row
+from gateway.identity.models import Project
+from gateway.identity.repository import IdentityRepository
+from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService
+
+
+def add(group: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    made = add_command(group, "create", create, help="make a tenant", make=True)
+    made.add_argument("name", metavar="NAME")
+    made.add_argument(
+        "--organisation",
+        default=DEFAULT_ORGANISATION,
+        metavar="ORG",
+        help="who pays; made if new (default: %(default)s)",
+    )
+    add_command(group, "list", list_all, help="list the tenants")
+    gone = add_command(group, "revoke", revoke, help="archive a tenant: all its keys stop")
+    gone.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
+
+
+async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
+    async with desk.database.publish() as session:
+        service = IdentityService(session, desk.now)
+        return _row(await service.create_project(arguments.name, arguments.organisation))
+
+
+async def list_all(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
+    async with desk.database.reading() as session:
+        return [_row(project) for project in await IdentityRepository(session).projects()]
+
+
+async def revoke(desk: Desk, arguments: argparse.Namespace) -> Row:
+    async with desk.database.publish() as session:
+        project = await IdentityService(session, desk.now).archive(arguments.name)
+        return _row(project) | {"archived": project.archived_at}
+
+
+def _row(project: Project) -> Row:
+    return {
+        "id": project.id,
+        "organisation": project.organisation.name,
+        "name": project.name,
+        "created": project.created_at,
+    }
