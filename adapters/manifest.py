@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from adapters.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
 from adapters.errors import AdapterInvalid
@@ -49,19 +48,10 @@ class AdapterManifest:
     base_model: str  # as the trainer named it
     warnings: tuple[str, ...]
 
-    @classmethod
-    def read(cls, directory: Path | str) -> Self:
+    @staticmethod
+    def read(directory: Path | str) -> "AdapterManifest":
         """Everything that can be known without a base. Raises AdapterInvalid with all faults."""
-        draft = Draft(Path(directory))
-        if draft.problems:
-            raise AdapterInvalid(draft.problems)
-        return cls(
-            directory=draft.directory,
-            digest=draft.digest(),
-            modules=draft.modules,
-            base_model=draft.base_model,
-            warnings=tuple(draft.warnings),
-        )
+        return Draft(Path(directory)).manifest()
 
     @property
     def rank(self) -> int:
@@ -99,8 +89,19 @@ class Draft:
         if config:
             self._note_hints(config)
 
-    def digest(self) -> str:
-        """Only of a draft without problems."""
+    def manifest(self) -> AdapterManifest:
+        """Raises AdapterInvalid with all problems."""
+        if self.problems:
+            raise AdapterInvalid(self.problems)
+        return AdapterManifest(
+            directory=self.directory,
+            digest=self._digest(),
+            modules=self.modules,
+            base_model=self.base_model,
+            warnings=tuple(self.warnings),
+        )
+
+    def _digest(self) -> str:
         hasher = hashlib.sha256(DIGEST_VERSION.encode())
         with TensorFile.open(self.directory / WEIGHTS_FILE) as file:
             for module in self.modules.values():

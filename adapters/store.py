@@ -55,7 +55,10 @@ class AdapterStore:
         return digest
 
     def exists(self, digest: str) -> bool:
-        return bool(DIGEST.fullmatch(digest)) and self._place(digest).is_dir()
+        if not DIGEST.fullmatch(digest):
+            return False
+        place = self._place(digest)
+        return place.is_dir() and not place.is_symlink()
 
     def path(self, digest: str) -> Path:
         """The adapter's directory, content unchecked. Raises AdapterMissing."""

@@ -60,7 +60,7 @@ def validate(source: AdapterManifest | Path | str, base: BaseSpec) -> LoadReport
             f"trained on {draft.base_model}: PEFT files carry no fingerprint of their base, so"
             " only shapes could be compared"
         )
-    return _report(AdapterManifest.read(directory), base, tuple(warnings))
+    return _report(draft.manifest(), base, tuple(warnings))
 
 
 def shape_problems(modules: Iterable[ModuleLora], base: BaseSpec) -> list[str]:

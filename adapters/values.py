@@ -7,14 +7,12 @@ from adapters.errors import AdapterInvalid
 from adapters.tensor_file import TensorFile, TensorInfo
 
 SERVED = ("F16", "BF16", "F32")
-_EXPONENT = {
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-    "F32": (np.uint32, 0x7F800000),
-}
+Float32 = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+_EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}
 
 
-def as_float32(data: bytes | bytearray, dtype: str) -> npt.NDArray[np.float32]:
+def as_float32(data: bytes | bytearray, dtype: str) -> Float32:
     """``data`` holds whole little-endian elements of one of SERVED."""
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -23,13 +21,33 @@ def as_float32(data: bytes | bytearray, dtype: str) -> npt.NDArray[np.float32]:
     raise AdapterInvalid([f"dtype {dtype}; only {', '.join(SERVED)} hold weights"])
 
 
+def as_dtype(values: Float32, dtype: str) -> Bits:
+    """The bits of finite values in one of SERVED, rounded to nearest even; too large gives Inf."""
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if dtype == "F32":
+        return values.view(np.uint32)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+def is_finite(bits: Bits, dtype: str) -> bool:
+    """No element of one of SERVED is NaN or infinite."""
+    exponent = bits.dtype.type(_EXPONENT[dtype])
+    return not ((bits & exponent) == exponent).any()
+
+
 def largest(file: TensorFile, tensor: TensorInfo) -> float:
     """The largest magnitude of a tensor of a dtype in SERVED; infinite if any is NaN or Inf."""
-    word, exponent = _EXPONENT[tensor.dtype]
     peak = 0.0
     for chunk in file.chunks(tensor):
-        bits = np.frombuffer(chunk, word)
-        if ((bits & exponent) == exponent).any():
+        if not is_finite(as_bits(chunk, tensor.dtype), tensor.dtype):
             return float("inf")
         peak = max(peak, float(np.abs(as_float32(chunk, tensor.dtype)).max()))
     return peak
+
+
+def as_bits(data: bytes | bytearray, dtype: str) -> Bits:
+    """The elements of one of SERVED as unsigned integers of their size, not copied."""
+    return np.frombuffer(data, "<u4" if dtype == "F32" else "<u2")

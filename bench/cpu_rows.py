@@ -39,7 +39,7 @@ def write(rows: Sequence[Row], name: str, packages: Sequence[str], folder: Path 
     """``folder/<name>.json``: the rows, each with commit, command, date, device and versions."""
     about = {
         "commit": commit(),
-        "command": " ".join(["python", "-m", f"bench.{name}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "device": device(),
         "python": platform.python_version(),

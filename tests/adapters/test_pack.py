@@ -16,6 +16,7 @@ from adapters.errors import AdapterInvalid
 from adapters.keys import PARENTS
 from adapters.pack import pack
 from adapters.store import AdapterStore
+from adapters.tensor_file import TensorFile
 from adapters.validate import validate
 from tests.adapters.builders import BASE, PREFIX, config, encode, lora, write_adapter
 
@@ -145,6 +146,36 @@ def test_every_stored_type_becomes_the_compute_type(tmp_path, stored, dtype):
     factor = pack(path, BASE, dtype).factors[0, "q_proj"]
     assert torch.equal(factor.a, torch.tensor(a).to(dtype))
     assert torch.equal(factor.b, torch.tensor(2 * b).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rounds_as_torch_does(tmp_path, dtype):
+    path = write_adapter(tmp_path, config(r=4, lora_alpha=7), lora(rank=4))
+    with TensorFile.open(path / "adapter_model.safetensors") as file:
+        stored = {
+            info.name: torch.frombuffer(file.read(info), dtype=torch.float32).view(info.shape)
+            for info in file.tensors.values()
+        }
+    factor = pack(path, BASE, dtype).factors[0, "q_proj"]
+    assert torch.equal(factor.a, stored[f"{Q}.lora_A.weight"].to(dtype))
+    assert torch.equal(factor.b, (stored[f"{Q}.lora_B.weight"] * 1.75).to(dtype))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("stored", ["BF16", "F32"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("part", ["A", "B"])
+def test_values_that_are_not_finite_are_never_packed(tmp_path, value, stored, dtype, part):
+    values = np.zeros((4, 24) if part == "A" else (24, 4))
+    values[1, 2] = value
+    path = write_adapter(
+        tmp_path, None, lora() | {f"{Q}.lora_{part}.weight": encode(values, stored)}
+    )
+    if value == 3e38 and part == "A" and dtype != torch.float16:
+        assert pack(path, BASE, dtype).factors[0, "q_proj"].a[1, 2] > 2e38
+        return
+    with pytest.raises(AdapterInvalid, match=r"not finite in .*q_proj"):
+        pack(path, BASE, dtype)
 
 
 def test_gate_and_up_stay_apart(tmp_path):
