@@ -34,7 +34,7 @@ from gateway.metrics import Metrics
 from gateway.rest import rest_application
 from gateway.usage.record import Finished, Record, Started
 from tests.fakes.clock import until
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, Knobs
 
 BASE = "tiny"
 KEY, OTHER_KEY, LIMITED_KEY, ADMIN_KEY = "sk-acme", "sk-globex", "sk-limited", "sk-admin"
@@ -85,7 +85,7 @@ class FakeSnapshot:
     keys: dict[str, Principal] = field(default_factory=lambda: {
         KEY: principal("acme"),
         OTHER_KEY: principal("globex"),
-        LIMITED_KEY: principal("limited", requests_per_minute=3, tokens_per_minute=100),
+        LIMITED_KEY: principal("limited", requests_per_minute=3, tokens_per_minute=300),
         ADMIN_KEY: Principal(organisation="org_1", project="", project_name="", key="key_admin",
                              tenant="", admin=True),
     })  # fmt: skip
@@ -173,10 +173,15 @@ class Server:
         return self.engine.submitted[-1]
 
 
+def parrot(submit: Submit) -> list[int]:
+    """The prompt's ordinary tokens, over and over, never stopping by itself."""
+    ordinary = [token for token in submit.tokens if token > 2]
+    return list(itertools.islice(itertools.cycle(ordinary), submit.max_tokens))
+
+
 @asynccontextmanager
 async def serving(
-    model_dir: Path,
-    sockets: Path,
+    folder: Path,
     *,
     engines: int = 1,
     is_open: bool = False,
@@ -189,7 +194,11 @@ async def serving(
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
     fakes = [
-        FakeEngine(f"unix:{sockets}/e{next(_numbers)}.sock", max_model_len=context)
+        FakeEngine(
+            f"unix:{folder}/e{next(_numbers)}.sock",
+            max_model_len=context,
+            knobs=Knobs(script=parrot),
+        )
         for _ in range(engines)
     ]
     for fake in fakes:
@@ -197,6 +206,7 @@ async def serving(
     fleet = Fleet(Static(tuple(fake.address for fake in fakes)), gateway="test")
     running = asyncio.create_task(fleet.run())
     threads = ThreadPoolExecutor(1)
+    model_dir = build_model_dir(folder / "model")
     tokenizer = Tokenizer.load(model_dir)
     prompts = Prompts(tokenizer, ChatTemplate.load(model_dir, tokenizer.named_tokens), threads)
     health = Health(fleet, lambda: snapshot_age[0])

@@ -1,0 +1,97 @@
+"""The completions endpoint: prompts of every kind, echo, and its own logprobs."""
+
+from tests.gateway.serving import BASE, ask, post, serving
+
+PATH = "/v1/completions"
+
+
+def asked(**fields):
+    return post({"model": BASE, "prompt": "Hello", **fields}, path=PATH)
+
+
+async def test_a_completion_is_answered_in_openais_shape(tmp_path):
+    async with serving(tmp_path) as server:
+        server.say(", world!")
+        got = await ask(server.port, asked(max_tokens=50))
+        answer = got.json
+        assert (answer["object"], answer["id"][:5]) == ("text_completion", "cmpl-")
+        assert answer["choices"] == [
+            {"index": 0, "text": ", world!", "logprobs": None, "finish_reason": "stop"}
+        ]
+        assert server.last.tokens == server.tokenizer.encode("Hello", add_special=True)
+
+
+async def test_several_prompts_number_their_choices_in_order(tmp_path):
+    async with serving(tmp_path) as server:
+        got = await ask(server.port, asked(prompt=["abc", "Hello", "dog"], n=2, max_tokens=1))
+        choices = got.json["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2, 3, 4, 5]
+        firsts = [server.tokenizer.text_of(server.tokenizer.encode(p, add_special=True)[0])
+                  for p in ("abc", "Hello", "dog")]  # fmt: skip
+        assert [choice["text"] for choice in choices] == [t for t in firsts for _ in range(2)]
+        assert got.json["usage"]["completion_tokens"] == 6
+        assert got.json["usage"]["prompt_tokens"] == sum(
+            len(submit.tokens) for submit in server.engine.submitted
+        )
+        assert len({submit.request for submit in server.engine.submitted}) == 3
+        assert len(server.recorder.ended) == 1
+
+
+async def test_more_prompts_than_run_together_all_get_their_answer(tmp_path):
+    async with serving(tmp_path) as server:
+        got = await ask(server.port, asked(prompt=["dog"] * 100, max_tokens=2))
+        assert len(got.json["choices"]) == 100
+        assert all(choice["finish_reason"] == "length" for choice in got.json["choices"])
+
+
+async def test_token_ids_are_taken_as_they_are(tmp_path):
+    async with serving(tmp_path) as server:
+        await ask(server.port, asked(prompt=[5, 6, 7]))
+        assert server.last.tokens == [5, 6, 7]
+        refused = await ask(server.port, asked(prompt=[5, 10**6]))
+        assert (refused.status, refused.error["param"]) == (400, "prompt[1]")
+
+
+async def test_echo_repeats_the_prompt_before_the_answer(tmp_path):
+    async with serving(tmp_path) as server:
+        server.say(" there")
+        got = await ask(server.port, asked(echo=True, max_tokens=50))
+        assert got.json["choices"][0]["text"] == "Hello there"
+
+
+async def test_echo_alone_bills_no_completion(tmp_path):
+    async with serving(tmp_path) as server:
+        got = await ask(server.port, asked(echo=True, max_tokens=0, logprobs=1))
+        assert got.json["choices"][0]["text"] == "Hello"
+        assert got.json["usage"]["completion_tokens"] == 0
+        logprobs = got.json["choices"][0]["logprobs"]
+        assert "".join(logprobs["tokens"]) == "Hello"
+        assert logprobs["token_logprobs"][0] is None
+        assert logprobs["text_offset"][0] == 0
+
+
+async def test_logprobs_have_texts_offsets_and_alternatives(tmp_path):
+    async with serving(tmp_path) as server:
+        server.say("ab cd")
+        got = await ask(server.port, asked(logprobs=2, echo=True, max_tokens=50))
+        choice = got.json["choices"][0]
+        logprobs = choice["logprobs"]
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert choice["text"][offset : offset + len(token)] == token
+        assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"])
+        assert all(len(top) >= 1 for top in logprobs["top_logprobs"] if top is not None)
+
+
+async def test_an_empty_prompt_is_refused(tmp_path):
+    async with serving(tmp_path) as server:
+        got = await ask(server.port, asked(prompt=""))
+        assert (got.status, got.error["param"]) == (400, "prompt")
+
+
+async def test_one_failing_prompt_fails_the_request_and_leaves_nothing_running(tmp_path):
+    async with serving(tmp_path) as server:
+        server.engine.knobs.fail_after = 1
+        got = await ask(server.port, asked(prompt=["a", "b", "c"]))
+        assert (got.status, got.error["code"]) == (500, "engine_failed")
+        assert server.engine.open == 0
+        assert len(server.recorder.ended) == 1

@@ -1,0 +1,42 @@
+"""/healthz says that we run, /readyz whether a request sent here would be answered."""
+
+from tests.fakes.clock import until
+from tests.gateway.serving import ask, serving
+
+
+def get(path):
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+
+
+async def test_ready_follows_the_engine_and_alive_does_not(tmp_path):
+    async with serving(tmp_path) as server:
+        ready = await ask(server.port, get("/readyz"))
+        assert (ready.status, ready.json["engines"]) == (200, [{"engine": 0, "up": True}])
+        server.engine._server.close()
+        server.engine.die()
+        await until(lambda: not server.health.ready)
+        assert (await ask(server.port, get("/readyz"))).status == 503
+        assert (await ask(server.port, get("/healthz"))).status == 200
+
+
+async def test_an_old_view_of_the_database_is_not_ready(tmp_path):
+    age = [0.0]
+    async with serving(tmp_path, snapshot_age=age) as server:
+        assert (await ask(server.port, get("/readyz"))).status == 200
+        age[0] = 3600.0
+        got = await ask(server.port, get("/readyz"))
+        assert (got.status, got.json["snapshot_age_seconds"]) == (503, 3600.0)
+
+
+async def test_a_gateway_that_is_stopping_is_not_ready(tmp_path):
+    async with serving(tmp_path) as server:
+        server.health.stopping = True
+        assert (await ask(server.port, get("/readyz"))).status == 503
+
+
+async def test_an_engine_that_comes_back_is_used_again(tmp_path):
+    async with serving(tmp_path) as server:
+        server.engine.die()
+        await until(lambda: not server.health.ready)
+        await until(lambda: server.health.ready)
+        assert (await ask(server.port, get("/readyz"))).status == 200
