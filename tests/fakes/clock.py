@@ -21,5 +21,5 @@ class FakeClock:
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Return once ``condition`` holds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  the condition knows no event
+        while not condition():
             await asyncio.sleep(0.001)

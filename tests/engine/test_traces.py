@@ -1,0 +1,174 @@
+"""Any trace of arrivals, departures, loads, faults and page shortage keeps every promise.
+
+After each step no page is leaked or held twice and no budget is passed. At the end every
+accepted request has exactly one terminal per choice, or one Refused, and its tokens are those
+of a run alone (a prefix of them, where it was ended early).
+"""
+
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.admission import Limits
+from engine.core import derive_seed
+from engine.pages import Kind
+from engine.protocol import Finish, Output, RefusalCode, Submit
+from tests.engine.harness import Harness, config, submit
+from tests.fakes.runner import VOCAB, alone, build
+
+POISON = VOCAB - 1  # a prompt that holds it fails its row
+ADAPTERS = ["", "", "a1", "b2", "c3", "z9"]  # z9 is larger than the smallest pools
+NATURAL = (Finish.STOP, Finish.LENGTH)
+GATEWAYS = st.integers(0, 2)
+
+prompts = st.lists(st.integers(3, VOCAB - 2), min_size=1, max_size=24)
+
+
+@dataclass
+class Opened:
+    submit: Submit
+    poisoned: bool
+
+
+class Traces(RuleBasedStateMachine):
+    @initialize(
+        pages=st.integers(6, 24),
+        seqs=st.integers(1, 6),
+        tokens=st.integers(6, 20),
+        delay=st.integers(0, 3),
+        waiting=st.sampled_from([2, 50]),
+    )
+    def start(self, pages: int, seqs: int, tokens: int, delay: int, waiting: int) -> None:
+        self.engine = Harness(
+            config(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_waiting=waiting,
+                   max_adapter_loads=2, grant_timeout_s=5.0, grant_ahead=2, grant_step=3),
+            build(num_pages=pages, page_tokens=4, max_model_len=40),
+        )  # fmt: skip
+        self.engine.parts.host.delay = delay
+        self.engine.parts.runner.poisoned = {POISON}
+        self.opened: dict[tuple[int, str], Opened] = {}
+        self.broken = False
+
+    @rule(
+        gateway=GATEWAYS,
+        prompt=prompts,
+        most=st.integers(1, 16),
+        adapter=st.sampled_from(ADAPTERS),
+        n=st.sampled_from([1, 1, 2, 3]),
+        granted=st.sampled_from([None, None, 0, 4]),
+        seed=st.integers(-9, 9),
+        extra=st.sampled_from(["", "eos", "poison", "late", "first"]),
+    )
+    def arrive(
+        self, gateway: int, prompt: list[int], most: int, adapter: str, n: int,
+        granted: int | None, seed: int, extra: str,
+    ) -> None:  # fmt: skip
+        name = f"r{len(self.opened)}"
+        message = submit(
+            name, [*prompt, POISON] if extra == "poison" else prompt, most,
+            adapter=adapter, tenant=f"t{gateway}", seed=seed, n=n, granted=granted,
+            ignore_eos=extra != "eos", deadline_ms=2000 if extra == "late" else None,
+            priority=1 if extra == "first" else 0, stop_tokens=[4, 5] if extra == "eos" else [],
+        )  # fmt: skip
+        self.opened[gateway, name] = Opened(message, extra == "poison")
+        self.engine.tell(message, gateway)
+
+    @rule(gateway=GATEWAYS, number=st.integers(0, 40))
+    def cancel(self, gateway: int, number: int) -> None:
+        self.engine.cancel(f"r{number}", gateway)
+
+    @rule(gateway=GATEWAYS, number=st.integers(0, 40), granted=st.integers(0, 60))
+    def grant(self, gateway: int, number: int, granted: int) -> None:
+        self.engine.grant(granted, f"r{number}", gateway)
+
+    @rule(gateway=GATEWAYS)
+    def vanish(self, gateway: int) -> None:
+        self.engine.gone(gateway)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.engine.clock.advance(seconds)
+
+    @rule(name=st.sampled_from(["a1", "b2", "c3"]), kind=st.integers(0, 3))
+    def spoil_an_adapter(self, name: str, kind: int) -> None:
+        parts = self.engine.parts
+        for i, spoiled in enumerate(
+            (parts.host.missing, parts.host.invalid, parts.memory.unusable)
+        ):
+            (spoiled.add if i == kind else spoiled.discard)(name)
+
+    @rule()
+    def break_one_pass(self) -> None:
+        self.engine.parts.runner.broken = lambda plan: RuntimeError("made to fail")
+        self.engine.step()
+        self.engine.parts.runner.broken = lambda plan: None
+
+    @rule(times=st.integers(1, 8))
+    def step(self, times: int) -> None:
+        self.engine.step(times)
+
+    @invariant()
+    def no_budget_is_passed(self) -> None:
+        settings = self.engine.config
+        for plan in self.engine.parts.runner.plans:
+            assert plan.tokens <= settings.max_num_batched_tokens
+            assert len(plan.chunks) <= settings.max_num_seqs
+            assert all(len(chunk.tokens) for chunk in plan.chunks)
+        self.engine.parts.runner.plans.clear()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(400):
+            for request in self.engine.core.book:
+                self.engine.grant(10_000, request.submit.request, request.connection)
+            self.engine.step()
+            if not self.engine.core.book:
+                break
+        assert not self.engine.core.book, "somebody starved"
+        assert self.engine.core.pool.holdings(Kind.KV) == 0
+        for key, opened in self.opened.items():
+            self.check(key, opened)
+
+    def check(self, key: tuple[int, str], opened: Opened) -> None:
+        message, outputs = opened.submit, self.engine.outputs[key]
+        if refused := self.engine.refused.get(key):
+            assert not any(output.tokens or output.finish for output in outputs)
+            assert refused.code is not RefusalCode.INVALID
+            return
+        for index in range(message.n):
+            mine = [output for output in outputs if output.index == index]
+            assert [output.finish is not None for output in mine] == [False] * (len(mine) - 1) + [
+                True
+            ]
+            self.check_choice(opened, index, mine)
+
+    def check_choice(self, opened: Opened, index: int, outputs: list[Output]) -> None:
+        message, last = opened.submit, outputs[-1]
+        limits = Limits(vocab_size=VOCAB, max_model_len=40, num_pages=99, page_tokens=4,
+                        adapters=True)  # fmt: skip
+        stops = () if message.ignore_eos else (2, *message.stop_tokens)
+        assert message.sampling.seed is not None
+        expected, stop = alone(
+            message.tokens, limits.admit(message), stops=stops,
+            seed=derive_seed(message.sampling.seed, index),
+            adapter=message.adapter.digest if message.adapter else "",
+        )  # fmt: skip
+        tokens = [token for output in outputs for token in output.tokens]
+        assert tokens == expected[: len(tokens)]
+        assert last.usage
+        assert last.usage.completion_tokens == len(tokens) + (last.stop_token is not None)
+        assert not (opened.poisoned and last.finish in NATURAL)
+        if last.finish in NATURAL:
+            assert (tokens, last.stop_token) == (expected, stop)
+
+
+Traces.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestTraces = Traces.TestCase
