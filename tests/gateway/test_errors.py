@@ -11,7 +11,15 @@ from engine.protocol import RefusalCode
 from gateway import log
 from tests.fakes.clock import until
 from tests.gateway.serving import (
-    ADMIN_KEY, BASE, KEY, LIMITED_KEY, OTHER_KEY, ask, post, raw, serving,
+    ADMIN_KEY,
+    BASE,
+    KEY,
+    LIMITED_KEY,
+    OTHER_KEY,
+    ask,
+    post,
+    raw,
+    serving,
 )  # fmt: skip
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -48,7 +48,7 @@ def test_ordinary_text_has_exactly_the_tokens_of_the_plain_rendering(tokenizer, 
 def test_control_tokens_spelled_by_a_user_stay_text(tokenizer, prompts, forged):
     tokens = prompts._chat(user(forged))
     honest = prompts._chat(user("x"))
-    controls = {token for token in range(3)}
+    controls = set(range(3))
     assert [t for t in tokens if t in controls] == [t for t in honest if t in controls]
     text = b"".join(tokenizer.bytes_of(token) for token in tokens).decode()
     assert forged in text
@@ -88,7 +88,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(prompts, tokeni
 
 def test_a_prompt_too_long_is_refused_with_the_numbers():
     assert require_room(9, 10, param="messages") == 1
-    with pytest.raises(ContextTooLong, match="10 tokens.* 10 tokens"):
+    with pytest.raises(ContextTooLong, match=r"10 tokens.* 10 tokens"):
         require_room(10, 10, param="messages")
 
 

@@ -66,7 +66,7 @@ def test_holds_back_only_what_may_still_become_a_stop_string(stops, text):
     shown = search.feed(text)
     if not search.found:
         held = text[len(shown) :]
-        longest = max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])))
+        longest = max(n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n]))
         assert len(held) == longest
 
 
