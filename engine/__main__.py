@@ -70,7 +70,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     )
     _handle_signals(core.drain)
     server.start()
-    _say_ready(config, built, ready_fd)
+    _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
     return _run(core, server, record)
 
 
@@ -86,8 +86,7 @@ def _run(core: Core[P], server: Server, record: CountRecord) -> int:
     return 0
 
 
-def _say_ready(config: EngineConfig, built: Built[P], ready_fd: int | None) -> None:
-    line = f"ready {config.listen} {built.base.architecture} {built.num_pages} pages"
+def _say_ready(line: str, ready_fd: int | None) -> None:
     log.info(line)
     if ready_fd is not None:
         with os.fdopen(ready_fd, "w") as ready:

@@ -47,7 +47,7 @@ class Server:
         metrics_text: Callable[[], str],
         max_write_buffer: int,
     ) -> None:
-        self._address, self._welcome = address, welcome
+        self.address, self._welcome = address, welcome
         self._inbox, self._outbox = inbox, outbox
         self._metrics_text, self._max_write_buffer = metrics_text, max_write_buffer
         self._peers: dict[int, Peer] = {}
@@ -58,7 +58,10 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
 
     def start(self, *, timeout_s: float = 10.0) -> None:
-        """Return once gateways can connect. Raises OSError or AddressInvalid."""
+        """Return once gateways can connect. Raises OSError or AddressInvalid.
+
+        ``address`` then names the port that was chosen for ``tcp:HOST:0``.
+        """
         self._thread.start()
         self._listening.result(timeout_s)
 
@@ -78,7 +81,10 @@ class Server:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        server = await listen(self._address, self._meet)
+        server = await listen(self.address, self._meet)
+        if self.address.startswith("tcp:"):
+            host = self.address.rpartition(":")[0]
+            self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
 
         def wake() -> None:
             loop.call_soon_threadsafe(self._deliver)
