@@ -10,12 +10,16 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+import msgspec
+
+from adapters.base_spec import BaseSpec
 from adapters.errors import BaseUnreadable
 from gateway.bootstrap import Access, ensure_demo, ensure_tenants
 from gateway.cli.child import die_with_parent, our_environment
 from gateway.cli.console import Console
 from gateway.cli.flags import ServeOptions
 from gateway.cli.preflight import CannotServe
+from gateway.cli.ready import write_private
 from gateway.config import ConfigError, Settings
 from gateway.db import DatabaseUnavailable
 from gateway.errors import GatewayError
@@ -50,10 +54,17 @@ def demo_adapters() -> dict[str, Path]:
     return {path.name: path for path in found}
 
 
+def write_base_spec(model: Path, file: Path) -> None:
+    """What adapters are checked against where no engine is asked. Raises BaseUnreadable."""
+    base = BaseSpec.from_checkpoint(model)
+    write_private(file, msgspec.json.format(msgspec.json.encode(base)) + b"\n")
+
+
 def ensure_access(options: ServeOptions, settings: Settings) -> Access:
     """Migrated database, tenants, keys and adapters. Raises CannotServe."""
     given = {module.name: module.path for module in options.lora_modules}
     try:
+        write_base_spec(settings.model_dir, settings.base_spec_file)
         if options.demo:
             return asyncio.run(ensure_demo(settings, given | demo_adapters()))
         return asyncio.run(ensure_tenants(settings, {DEFAULT_TENANT: given}))
