@@ -90,7 +90,7 @@ class Checkpoint:
 
     def _open(self, shard: str, wanted: set[str] | None) -> None:
         try:
-            handle = safe_open(str(self.path / shard), framework="pt")
+            handle: Any = safe_open(str(self.path / shard), framework="pt")
             names = set(handle.keys())
         except (OSError, SafetensorError) as error:
             raise CheckpointInvalid(f"{self.path / shard}: cannot be read ({error})") from error

@@ -28,7 +28,7 @@ class Attention:
         """[T, (QH + 2 KVH) * D] to [T, QH * D]; writes this pass's K and V into the layer's kv."""
         spec, T = self.spec, qkv.shape[0]
         heads = qkv.view(T, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         rope(q, k, inputs.positions, self.cos_sin)
         kv_write(k, v, kv, inputs.slots)
         out = torch.empty((T, spec.num_heads, spec.head_dim), dtype=q.dtype, device=q.device)

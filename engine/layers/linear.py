@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.quant.formats import Quantised
-from kernels.matmul_w4a16 import SYMMETRIC_ZERO, W4Weight, matmul_w4a16, pack_w4
+from kernels.matmul_w4a16 import matmul_w4a16
+from kernels.w4_weight import SYMMETRIC_ZERO, W4Weight, pack_w4
 
 
 class Linear(Protocol):

@@ -39,10 +39,10 @@ class Tiled:
         if rows == T or (rows > T and not padded):
             return self.inner(x)
         if not padded:
-            return torch.cat([self.inner(tile) for tile in x.split(rows)])
+            return torch.cat([self.inner(tile) for tile in torch.split(x, rows)])
         filled = x.new_zeros((-(-T // rows) * rows, x.shape[1]))
         filled[:T] = x
-        return torch.cat([self.inner(tile) for tile in filled.split(rows)])[:T]
+        return torch.cat([self.inner(tile) for tile in torch.split(filled, rows)])[:T]
 
 
 def find_tiling(linear: Linear, device: torch.device) -> Tiling:

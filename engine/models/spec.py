@@ -135,7 +135,7 @@ def _rope(config: Mapping[str, Any]) -> Rope:
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    found: list[int] = []
+    found: list[object] = []
     for source in (generation, config):
         tokens = source.get("eos_token_id")
         found += tokens if isinstance(tokens, list) else [tokens]

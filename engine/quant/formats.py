@@ -21,7 +21,7 @@ from engine.errors import CheckpointInvalid
 from engine.quant.schemes import Claim, Zeros
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-SAMPLE_COLUMNS = 64
+SAMPLE_COLUMNS = 256
 _CONSTANT: Mapping[int, Zeros] = {7: "v1", 8: "v2"}  # what a symmetric module stores everywhere
 LARGEST_WEIGHT = 1e3  # a dequantised weight beyond this is a misread one
 
@@ -163,8 +163,9 @@ def _told_by_centre(stored: Quantised) -> Zeros | None:
     means.index_add_(0, groups, codes)
     means /= torch.bincount(groups)[:, None]
     distance = means - stored.zeros[:, :SAMPLE_COLUMNS]  # in units of scale; v1: about 1
-    if distance.numel() < 2 or float(distance.std()) > 1.5:
-        return None  # the zeros do not follow the codes: nothing to learn from
+    doubt = float(distance.std()) / distance.numel() ** 0.5 if distance.numel() > 1 else 1.0
+    if doubt > 0.1 or float(distance.std()) > 1.5:
+        return None  # too few zeros, or they do not follow the codes: nothing to learn from
     mean = float(distance.mean())
     if abs(mean) < 0.25:
         return "v2"

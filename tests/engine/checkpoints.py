@@ -1,0 +1,201 @@
+"""Small random checkpoints in every layout we read, with the dense weights they stand for.
+
+Packing is written here from the formats' definitions, one nibble at a time, and shares nothing
+with the loader it tests.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the linear layers of a checkpoint are stored."""
+
+    method: str = "dense"  # or "gptq", "awq"
+    group: int = 32
+    symmetric: bool = False
+    zeros: str = "v1"
+    act_order: bool = False
+    dtype: torch.dtype = torch.float16  # of scales
+
+    def __str__(self) -> str:
+        return "-".join(
+            str(part)
+            for part in (
+                self.method,
+                self.group,
+                "sym" if self.symmetric else "asym",
+                self.zeros,
+                *(["act"] if self.act_order else []),
+                str(self.dtype).removeprefix("torch."),
+            )
+        )
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        if self.method == "dense":
+            return None
+        facts = {"quant_method": self.method, "bits": 4, "group_size": self.group}
+        if self.method == "awq":
+            return facts | {"zero_point": not self.symmetric, "version": "gemm"}
+        name = "gptq" if self.zeros == "v1" else "gptq_v2"
+        return facts | {
+            "sym": self.symmetric,
+            "desc_act": self.act_order,
+            "checkpoint_format": name,
+        }
+
+
+def pack_words(nibbles: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """int32 [R, C/8]: nibble i of a word is element order[i] of its eight."""
+    rows, columns = nibbles.shape
+    words = torch.zeros((rows, columns // 8), dtype=torch.int64)
+    for i, element in enumerate(order):
+        words |= nibbles.long()[:, element::8] << (4 * i)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def quantised(
+    K: int, N: int, layout: Layout, random: torch.Generator
+) -> tuple[Tensors, torch.Tensor]:
+    """The tensors of one module without its name, and its dense float32 weight [N, K]."""
+    group = K if layout.group == -1 else layout.group
+    G = -(-K // group)
+    codes = torch.randint(0, 16, (K, N), generator=random)
+    zeros = torch.randint(6, 10, (G, N), generator=random)
+    if layout.symmetric:
+        zeros = torch.full((G, N), 8)
+    scales = ((torch.rand(G, N, generator=random) + 0.5) * 0.3 / K**0.5).to(layout.dtype)
+    g_idx = torch.arange(K) // group
+    if layout.act_order:
+        g_idx = g_idx[torch.randperm(K, generator=random)]
+    dense = ((codes - zeros[g_idx]).float() * scales.float()[g_idx]).t().contiguous()
+    if layout.method == "awq":
+        assert not layout.act_order
+        return {
+            "qweight": pack_words(codes, AWQ_ORDER),
+            "qzeros": pack_words(zeros, AWQ_ORDER),
+            "scales": scales,
+        }, dense
+    stored = zeros - 1 if layout.zeros == "v1" else zeros
+    return {
+        "qweight": pack_words(codes.t()).t().contiguous(),
+        "qzeros": pack_words(stored),
+        "scales": scales,
+        "g_idx": g_idx.to(torch.int32),
+    }, dense
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int = 64
+    inner: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    vocab: int = 96
+    positions: int = 512
+    tied: bool = False
+    attention_bias: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": self.positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.tied,
+            "attention_bias": self.attention_bias,
+            "eos_token_id": 2,
+            "torch_dtype": "float32",
+        } | self.extra
+
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Module within a layer -> (inputs, outputs)."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "self_attn.q_proj": (self.hidden, queries),
+            "self_attn.k_proj": (self.hidden, keys),
+            "self_attn.v_proj": (self.hidden, keys),
+            "self_attn.o_proj": (queries, self.hidden),
+            "mlp.gate_proj": (self.hidden, self.inner),
+            "mlp.up_proj": (self.hidden, self.inner),
+            "mlp.down_proj": (self.inner, self.hidden),
+        }
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint on disk and the dense state dict it stands for."""
+
+    path: Path
+    shape: Shape
+    dense: Tensors
+    stored: Tensors
+
+
+def write_checkpoint(
+    path: Path, shape: Shape | None = None, layout: Layout | None = None, *, seed: int = 0
+) -> Written:
+    shape, layout = shape or Shape(), layout or Layout()
+    random = torch.Generator().manual_seed(seed)
+    dense = _outer_tensors(shape, random)
+    stored = dict(dense)
+    for layer in range(shape.layers):
+        for module, (K, N) in shape.linears().items():
+            name = f"model.layers.{layer}.{module}"
+            if layout.method == "dense":
+                weight = torch.randn(N, K, generator=random) * K**-0.5
+                dense[f"{name}.weight"] = stored[f"{name}.weight"] = weight
+            else:
+                parts, dense[f"{name}.weight"] = quantised(K, N, layout, random)
+                stored |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+            if shape.attention_bias and module.startswith("self_attn"):
+                bias = torch.randn(N, generator=random) * 0.1
+                dense[f"{name}.bias"] = stored[f"{name}.bias"] = bias
+    config = shape.config | ({"quantization_config": layout.config} if layout.config else {})
+    save(path, stored, config)
+    return Written(path, shape, dense, stored)
+
+
+def save(path: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def _outer_tensors(shape: Shape, random: torch.Generator) -> Tensors:
+    def near_one() -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(shape.hidden, generator=random)
+
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden, generator=random),
+        "model.norm.weight": near_one(),
+    }
+    if not shape.tied:
+        tensors["lm_head.weight"] = torch.randn(shape.vocab, shape.hidden, generator=random) * 0.2
+    for layer in range(shape.layers):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{norm}.weight"] = near_one()
+    return tensors

@@ -1,0 +1,107 @@
+"""A model on the CPU with its pool and adapter table, driven a plan at a time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from adapters.pack import PackedAdapter
+from engine.adapter_memory import AdapterMemory
+from engine.adapter_table import AdapterTable
+from engine.batch import BatchBuilder
+from engine.checkpoint import Checkpoint
+from engine.loading import Placement, Weights
+from engine.models.llama import Llama
+from engine.models.spec import ModelSpec
+from engine.page_memory import PageMemory
+from engine.protocol import Sampling
+from engine.runner import ModelRunner
+from engine.step import NO_ADAPTER, Chunk, Draw, Drawn, StepPlan
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Rig:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        deterministic: bool = False,
+        page_tokens: int = 16,
+        pages: int = 96,
+    ) -> None:
+        checkpoint, cpu = Checkpoint(path), torch.device("cpu")
+        self.spec = ModelSpec.read(checkpoint.config)
+        weights = Weights(checkpoint, self.spec, Placement(cpu, dtype, deterministic))
+        self.model = Llama(weights, positions=self.spec.max_position)
+        weights.finish()
+        self.page_tokens = page_tokens
+        self.memory = PageMemory(self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu)
+        self.table = AdapterTable(self.spec, cpu)
+        self.adapters = AdapterMemory(self.spec, self.memory, self.table)
+        self.builder = BatchBuilder(page_tokens, cpu)
+        self.runner = ModelRunner(self.model, self.memory, self.table, self.builder)
+        self._free = list(range(pages))[::-1]  # not in order: a page's number is not its place
+
+    def pages(self, tokens: int) -> list[int]:
+        return self.take(-(-tokens // self.page_tokens))
+
+    def take(self, count: int) -> list[int]:
+        return [self._free.pop() for _ in range(count)]
+
+    def load(self, row: int, packed: PackedAdapter) -> list[int]:
+        pages = self.take(self.adapters.pages_for(packed))
+        self.adapters.place(row, packed, pages)
+        return pages
+
+    def launch(self, chunks: Sequence[Chunk]) -> Sequence[Drawn]:
+        return self.runner.launch(StepPlan(chunks)).wait().drawn
+
+    @torch.inference_mode()
+    def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Of every row of the plan: [T, V]."""
+        asking = [with_prompt_rows(chunk) for chunk in chunks]
+        inputs = self.builder.build(StepPlan(asking))
+        hidden = self.model(inputs, self.memory.layers, self.runner._lora(inputs))
+        logits = self.model.head(hidden)
+        ordered = torch.empty_like(logits)
+        ordered[inputs.head_rows] = logits
+        return ordered
+
+
+def with_prompt_rows(chunk: Chunk) -> Chunk:
+    return Chunk(
+        sequence=chunk.sequence,
+        tokens=chunk.tokens,
+        start=chunk.start,
+        pages=chunk.pages,
+        adapter=chunk.adapter,
+        draw=draw(),
+        prompt_logprobs=0,
+    )
+
+
+def draw(sampling: Sampling = GREEDY, **facts: object) -> Draw:
+    given = {"seed": 0, "position": 0, "prompt": (), "output": ()} | facts
+    return Draw(sampling=sampling, **given)  # type: ignore[arg-type]
+
+
+def chunk(
+    tokens: Sequence[int],
+    pages: Sequence[int],
+    *,
+    start: int = 0,
+    adapter: int = NO_ADAPTER,
+    draw: Draw | None = None,
+    **facts: int,
+) -> Chunk:
+    return Chunk(
+        sequence=pages[0] if pages else 0,
+        tokens=tokens,
+        start=start,
+        pages=pages,
+        adapter=adapter,
+        draw=draw,
+        **facts,
+    )
