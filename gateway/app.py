@@ -24,6 +24,7 @@ from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
+from gateway.inference.wire import MOST_PROMPTS
 from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
 from gateway.metrics_page import MetricsPage
@@ -144,15 +145,20 @@ class Application:
 
     async def _lookup(self, request: str) -> Counts | None:
         """What the engines recorded of a request that our last run did not finish."""
-        found = None
+        names = [request, *(f"{request}-{i}" for i in range(MOST_PROMPTS))]  # see Order.submits
         for member in self._fleet.ready:
             if (client := member.client) is None:
                 continue
             try:
-                counts = (await client.counts([request]))[0]
+                known = [counts for counts in await client.counts(names) if counts.boot]
             except (EngineLost, TimeoutError):
                 continue
-            if counts.boot:
-                return counts
-            found = counts
-        return found
+            if known:
+                return Counts(
+                    request=request,
+                    boot=known[0].boot,
+                    prompt_tokens=sum(counts.prompt_tokens for counts in known),
+                    completion_tokens=sum(counts.completion_tokens for counts in known),
+                    finished=all(counts.finished for counts in known),
+                )
+        return None

@@ -41,9 +41,9 @@ class Gate:
             raise InvalidRequest("Send one Authorization header, not several.")
         scheme, _, rest = (values[0] if values else b"").strip(b" \t").partition(b" ")
         key = rest.strip(b" \t")
-        if self._open and scheme.lower() != b"bearer":
-            return ""
         if scheme.lower() != b"bearer" or not key:
+            if self._open:
+                return ""
             raise Unauthenticated
         if any(separator in key for separator in b" \t,"):
             raise InvalidRequest("Send one API key in the Authorization header, not several.")

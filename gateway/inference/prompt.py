@@ -71,7 +71,10 @@ class Prompts:
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
         marker = f"\ufdd0{secrets.token_hex(8)}\ufdd1"  # nobody can guess it, so nobody writes it
-        rendered = self._template.render([self._disarmed(m, marker) for m in messages])
+        try:
+            rendered = self._template.render([self._disarmed(m, marker) for m in messages])
+        except RecursionError:
+            raise InvalidRequest("A message is nested too deeply.", param="messages") from None
         tokens: list[int] = []
         for piece in rendered.split(marker):
             tokens += self.tokenizer.encode(piece, add_special=False)

@@ -14,7 +14,7 @@ import orjson
 from gateway.catalog.target import Target
 from gateway.errors import GatewayError
 from gateway.health import Health
-from gateway.http import Asgi, ClientGone, Receive, Reply, Request, Scope, Send
+from gateway.http import Asgi, ClientGone, Message, Receive, Reply, Request, Scope, Send
 from gateway.identity.principal import Principal
 from gateway.ids import new_id
 from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
@@ -67,7 +67,7 @@ class Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._find(scope["path"]) if scope["type"] == "http" else None
         if route is None:
-            await self._behind(scope, receive, send)
+            await self._behind(scope, receive, _identified(send, new_id("req")))
             return
         request, reply = Request(scope, receive), Reply(send, new_id("req"))
         try:
@@ -133,6 +133,18 @@ class Routes:
         ready = self._health.ready
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         await reply.json(orjson.dumps(self._health.report()), status)
+
+
+def _identified(send: Send, request_id: str) -> Send:
+    """Answers of the application behind carry an id too."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            header = (b"x-request-id", request_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        await send(message)
+
+    return sending
 
 
 async def _tell_failure(reply: Reply, error: GatewayError) -> None:

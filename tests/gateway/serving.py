@@ -129,6 +129,8 @@ class FakeRecorder:
         self.records.append(record)
 
     async def finished(self, record: Finished) -> None:
+        if self.failing:
+            raise UsageLogUnavailable("disk full")
         await asyncio.sleep(self.delay_s)
         self.records.append(record)
 

@@ -239,6 +239,19 @@ async def test_what_cannot_be_recorded_is_not_served(tmp_path):
         assert server.engine.submitted == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_end_that_cannot_be_recorded_is_not_answered_as_a_success(tmp_path, stream):
+    async with serving(tmp_path) as server:
+        server.engine.knobs.token_delay_s = 0.05
+        asking = asyncio.create_task(ask(server.port, post({**ASKED, "stream": stream,
+                                                            "max_tokens": 5})))  # fmt: skip
+        await until(lambda: server.engine.open == 1)
+        server.recorder.failing = True
+        got = await asking
+        assert b"usage_log_unavailable" in got.body
+        assert got.status == (200 if stream else 503)
+
+
 async def test_a_fault_of_ours_is_a_500_that_says_nothing(tmp_path, caplog):
     async with serving(tmp_path) as server:
         server.snapshot.adapters = None  # type: ignore[assignment]

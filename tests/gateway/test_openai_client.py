@@ -7,7 +7,7 @@ import pytest
 
 from gateway.usage.record import Outcome
 from tests.fakes.clock import until
-from tests.gateway.serving import BASE, KEY, serving
+from tests.gateway.serving import BASE, KEY, ask, serving
 
 CHINESE = [{"role": "user", "content": "你好, 你是谁?"}]
 
@@ -115,3 +115,10 @@ async def test_open_mode_refuses_whoever_comes_from_elsewhere(tmp_path, headers)
     async with serving(tmp_path, is_open=True) as server, server.client("EMPTY") as client:
         with pytest.raises(openai.PermissionDeniedError):
             await client.with_options(default_headers=headers).models.list()
+
+
+@pytest.mark.parametrize("header", ["x: y", "authorization: Bearer ", "authorization: Bearer x"])
+async def test_open_mode_needs_no_key_at_all(tmp_path, header):
+    async with serving(tmp_path, is_open=True) as server:
+        request = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{header}\r\nconnection: close\r\n"
+        assert (await ask(server.port, request.encode() + b"\r\n")).status == 200

@@ -63,6 +63,15 @@ async def test_a_name_or_a_tool_call_cannot_forge_either(tokenizer):
     assert not {START, END} & set(tokens)
 
 
+def test_a_message_nested_too_deeply_is_refused(prompts):
+    nested = {}
+    for _ in range(5000):
+        nested = {"x": nested}
+    call = {"function": {"name": "f", "arguments": nested}}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        prompts._chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
 async def test_long_prompts_are_tokenised_off_the_loop_with_the_same_result(tokenizer, prompts):
     text = "The quick brown fox. " * 400
     assert len(text) > LONG
