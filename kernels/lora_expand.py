@@ -10,11 +10,98 @@ their bits.
 """
 
 import torch
+import triton
+import triton.language as tl
 
-from kernels.launch import cdiv, require
+from kernels.launch import cdiv, compute_type, require, use_triton
 from kernels.lora_shrink import project
 from kernels.lora_table import ABSENT, B_ROWS, UNIT, LoraSite, b_stride
 from kernels.segments import BASE, Segments
+from kernels.tuning import choose
+
+
+@triton.jit
+def _expand_kernel(  # type: ignore[no-untyped-def]
+    h_ptr,
+    pool_ptr,
+    y_ptr,
+    start_ptr,
+    length_ptr,
+    adapter_ptr,
+    units_ptr,
+    ranks_ptr,
+    bias_units_ptr,
+    scale_units_ptr,
+    block_slice_ptr,
+    block_row_ptr,
+    block_rows_ptr,
+    T,
+    tiles,
+    stride_y,
+    PLANES: tl.constexpr,
+    UNIT: tl.constexpr,
+    SLICES: tl.constexpr,
+    R: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    CT: tl.constexpr,
+):
+    """BLOCK_T rows of a segment by one block of output columns, over all of its ranks."""
+    block = tl.program_id(0)
+    segment = tl.program_id(1) // tiles
+    first = tl.program_id(1) % tiles * BLOCK_T
+    length = tl.load(length_ptr + segment)
+    adapter = tl.load(adapter_ptr + segment).to(tl.int64)
+    if (first < length) & (adapter >= 0):
+        index = tl.load(block_slice_ptr + block)
+        rank = tl.load(ranks_ptr + adapter * SLICES + index)
+        entry = adapter * tl.num_programs(0) + block
+        bias = -1
+        scale = -1
+        if HAS_BIAS:
+            bias = tl.load(bias_units_ptr + entry)
+        if HAS_SCALE:
+            scale = tl.load(scale_units_ptr + entry)
+        if (rank > 0) | (bias >= 0) | (scale >= 0):
+            t = first + tl.arange(0, BLOCK_T)
+            n = tl.arange(0, BLOCK_N)
+            r = tl.arange(0, BLOCK_R)
+            row = (tl.load(start_ptr + segment) + t).to(tl.int64)
+            columns = tl.load(block_rows_ptr + block)
+            live = t < length
+            inside = n < columns
+            acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+            b_unit = tl.load(units_ptr + entry).to(tl.int64)
+            stride_b = tl.multiple_of(tl.cdiv(rank, 8) * 8, 8)
+            at_h = h_ptr + (row * SLICES + index)[:, None] * R + r[None, :]
+            at_b = pool_ptr + b_unit * UNIT + n[None, :] * stride_b + r[:, None]
+            for r0 in range(0, rank, BLOCK_R):
+                mine = r0 + r < rank
+                h = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
+                for plane in range(PLANES):
+                    skip = tl.cast(plane, tl.int64) * T * (SLICES * R)
+                    h += tl.load(at_h + skip + r0, mask=live[:, None] & mine[None, :], other=0.0)
+                b = tl.load(
+                    at_b + r0,
+                    mask=mine[:, None] & inside[None, :],
+                    other=0.0,
+                    eviction_policy="evict_first",
+                )
+                acc = tl.dot(h.to(CT), b.to(CT), acc, input_precision="ieee")
+            column = tl.load(block_row_ptr + block) + n
+            at_y = y_ptr + row[:, None] * stride_y + column[None, :]
+            both = live[:, None] & inside[None, :]
+            y = tl.load(at_y, mask=both, other=0.0).to(tl.float32) + acc
+            if bias >= 0:
+                at = pool_ptr + tl.cast(bias, tl.int64) * UNIT + n
+                y += tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
+            if scale >= 0:
+                at = pool_ptr + tl.cast(scale, tl.int64) * UNIT + n
+                y *= tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
+            tl.store(at_y, y.to(y_ptr.dtype.element_ty), mask=both)
 
 
 def lora_expand(
@@ -33,10 +120,56 @@ def lora_expand(
     """
     require(y.shape[1] == site.columns, f"y: {y.shape[1]} columns, the site has {site.columns}")
     require(pool.dtype == y.dtype, f"pool: {pool.dtype} does not match y {y.dtype}")
+    require(y.stride(1) == 1, "y: columns must be contiguous")
+    if use_triton(y):
+        _launch(h, pool, site, segments, y)
+        return
     for start, length, adapter in segments.runs:
         if adapter != BASE and length:
             rows = slice(start, start + length)
             _expand_rows(h[0, rows], pool, site, adapter, y[rows], deterministic)
+
+
+def _launch(
+    h: torch.Tensor, pool: torch.Tensor, site: LoraSite, segments: Segments, y: torch.Tensor
+) -> None:
+    planes, T, slices, R = h.shape
+    G = segments.start.numel()
+    if T == 0 or G == 0 or segments.longest == 0:
+        return
+    config = choose("lora_expand", segments.longest, y.device)
+    tiles = cdiv(segments.longest, config.rows)
+    absent = site.b_units  # a pointer that is not read
+    _expand_kernel[(site.block_slice.numel(), G * tiles)](
+        h,
+        pool,
+        y,
+        segments.start,
+        segments.length,
+        segments.adapter,
+        site.b_units,
+        site.ranks,
+        absent if site.bias_units is None else site.bias_units,
+        absent if site.scale_units is None else site.scale_units,
+        site.block_slice,
+        site.block_row,
+        site.block_rows,
+        T,
+        tiles,
+        y.stride(0),
+        PLANES=planes,
+        UNIT=UNIT,
+        SLICES=slices,
+        R=R,
+        HAS_BIAS=site.bias_units is not None,
+        HAS_SCALE=site.scale_units is not None,
+        BLOCK_T=config.rows,
+        BLOCK_N=B_ROWS,
+        BLOCK_R=config.depth,
+        CT=compute_type(y.dtype),
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
 
 
 def _expand_rows(
@@ -54,15 +187,16 @@ def _expand_rows(
     first, blocks = 0, 0
     for index, (rank, columns) in enumerate(zip(ranks, site.slices, strict=True)):
         block = slice(blocks, blocks + cdiv(columns, B_ROWS))
-        part = y[:, first : first + columns]
         addends = []
         if rank:
             b = _matrix(pool, units[block], columns, rank)
             addends.append(project(h[:, index, :rank], b, deterministic))
         if biases and biases[block.start] != ABSENT:
             addends.append(_vector(pool, biases[block], columns))
-        factor = _vector(pool, scales[block], columns) if scales else None
-        _apply(part, addends, factor if scales and scales[block.start] != ABSENT else None)
+        factor = None
+        if scales and scales[block.start] != ABSENT:
+            factor = _vector(pool, scales[block], columns)
+        _apply(y[:, first : first + columns], addends, factor)
         first, blocks = first + columns, block.stop
 
 

@@ -6,21 +6,100 @@
                           zero for rows without an adapter, absent slices and ranks past the
                           adapter's own
 
-R is the rank capacity of the site. Accumulation is float32.
+R is the rank capacity of the site. P depends on K and on whether T is small, and the terms are
+the same ones added in the same order for every P. Accumulation is float32.
 """
 
 import torch
+import triton
+import triton.language as tl
 
-from kernels.launch import cdiv, require
+from kernels.launch import cdiv, compute_type, require, round_up, use_triton
 from kernels.lora_table import A_ROWS, UNIT, LoraSite, a_stride
 from kernels.segments import BASE, Segments
+from kernels.tuning import choose
 
-_TILE = 16  # rows of x in one product on a CPU
+_TILE = 16  # rows of x in one product
+_TERMS = 8  # partial sums a row is made of, at most
+_SHORTEST_TERM = 1024  # columns of x
+_FEW_TOKENS = 512  # up to here each term is a program's and a plane
+
+
+@triton.jit
+def _shrink_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    pool_ptr,
+    h_ptr,
+    start_ptr,
+    length_ptr,
+    adapter_ptr,
+    units_ptr,
+    ranks_ptr,
+    T,
+    tiles,
+    stride_x,
+    K: tl.constexpr,
+    STRIDE_A: tl.constexpr,
+    UNIT: tl.constexpr,
+    SLICES: tl.constexpr,
+    RB: tl.constexpr,
+    TERM: tl.constexpr,
+    TERMS_EACH: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CT: tl.constexpr,
+):
+    """BLOCK_T rows of a segment by one block of ranks of a slice, TERMS_EACH terms of K."""
+    segment = tl.program_id(0) // tiles
+    length = tl.load(length_ptr + segment)
+    first = tl.program_id(0) % tiles * BLOCK_T
+    if first < length:
+        adapter = tl.load(adapter_ptr + segment).to(tl.int64)
+        index = tl.program_id(1) // RB
+        block = tl.program_id(1) % RB
+        plane = tl.program_id(2)
+        t = first + tl.arange(0, BLOCK_T)
+        row = (tl.load(start_ptr + segment) + t).to(tl.int64)
+        r = tl.arange(0, BLOCK_R)
+        k = tl.arange(0, BLOCK_K)
+        live = t < length
+        acc = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
+        rank = 0
+        if adapter >= 0:
+            rank = tl.load(ranks_ptr + adapter * SLICES + index) - block * BLOCK_R
+        if rank > 0:
+            unit = tl.load(units_ptr + (adapter * SLICES + index) * RB + block).to(tl.int64)
+            at_a = pool_ptr + unit * UNIT + r[None, :] * STRIDE_A + k[:, None]
+            at_x = x_ptr + row[:, None] * stride_x + k[None, :]
+            for term in range(plane * TERMS_EACH, (plane + 1) * TERMS_EACH):
+                part = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
+                for k0 in range(term * TERM, tl.minimum(term * TERM + TERM, K), BLOCK_K):
+                    inside = k0 + k < K
+                    x = tl.load(at_x + k0, mask=live[:, None] & inside[None, :], other=0.0)
+                    a = tl.load(
+                        at_a + k0,
+                        mask=(r < rank)[None, :] & inside[:, None],
+                        other=0.0,
+                        eviction_policy="evict_first",
+                    )
+                    part = tl.dot(x.to(CT), a.to(CT), part, input_precision="ieee")
+                acc += part
+        at = ((plane.to(tl.int64) * T + row) * SLICES + index) * (RB * BLOCK_R) + block * BLOCK_R
+        tl.store(h_ptr + at[:, None] + r[None, :], acc, mask=live[:, None])
 
 
 def hidden_shape(site: LoraSite, tokens: int) -> tuple[int, int, int, int]:
     """Shape of h."""
-    return 1, tokens, len(site.slices), site.rank_capacity
+    few = use_triton(site.ranks) and tokens <= _FEW_TOKENS
+    planes = _terms(site.width)[0] if few else 1
+    return planes, tokens, len(site.slices), site.rank_capacity
+
+
+def _terms(width: int) -> tuple[int, int]:
+    """(count, columns) of the terms of a row, a function of the width alone."""
+    columns = max(_SHORTEST_TERM, round_up(cdiv(width, _TERMS), 256))
+    return cdiv(width, columns), columns
 
 
 def lora_shrink(
@@ -41,13 +120,57 @@ def lora_shrink(
     T, K = x.shape
     require(site.width == K, f"x: {K} columns, the site expects {site.width}")
     require(pool.dtype == x.dtype, f"pool: {pool.dtype} does not match x {x.dtype}")
+    require(x.stride(1) == 1, "x: columns must be contiguous")
     shape = hidden_shape(site, T)
+    if use_triton(x):
+        h = torch.empty(shape, dtype=torch.float32, device=x.device) if out is None else out
+        _launch(x, pool, site, segments, h)
+        return h
     h = torch.zeros(shape, dtype=torch.float32, device=x.device) if out is None else out.zero_()
     for start, length, adapter in segments.runs:
         if adapter != BASE and length:
             rows = slice(start, start + length)
             _shrink_rows(x[rows], pool, site, adapter, h[0, rows], deterministic)
     return h
+
+
+def _launch(
+    x: torch.Tensor, pool: torch.Tensor, site: LoraSite, segments: Segments, h: torch.Tensor
+) -> None:
+    (T, K), G = x.shape, segments.start.numel()
+    if T == 0 or G == 0 or segments.longest == 0:
+        return
+    _, slices, blocks = site.a_units.shape
+    tiles = cdiv(segments.longest, _TILE)
+    terms, columns = _terms(K)
+    planes = h.shape[0]
+    config = choose("lora_shrink", segments.longest, x.device)
+    _shrink_kernel[(G * tiles, slices * blocks, planes)](
+        x,
+        pool,
+        h,
+        segments.start,
+        segments.length,
+        segments.adapter,
+        site.a_units,
+        site.ranks,
+        T,
+        tiles,
+        x.stride(0),
+        K=K,
+        STRIDE_A=a_stride(K),
+        UNIT=UNIT,
+        SLICES=slices,
+        RB=blocks,
+        TERM=columns,
+        TERMS_EACH=terms // planes,
+        BLOCK_T=_TILE,
+        BLOCK_R=A_ROWS,
+        BLOCK_K=config.depth,
+        CT=compute_type(x.dtype),
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
 
 
 def _shrink_rows(

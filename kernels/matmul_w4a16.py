@@ -1,122 +1,188 @@
 """Product with 4-bit weights: ``y = x @ W + bias``, W dequantised on the way.
 
-    x       [M, K]  fp16, bf16 or fp32
-    codes   [K, N]  0 .. 15
-    scales  [G, N]  one row per group of `group` consecutive rows of W
-    zeros   [G, N]  0 .. 16; absent means 8 everywhere
-    y       [M, N]
+    x     [M, K]  fp16, bf16 or fp32; columns contiguous
+    W     [K, N]  a W4Weight (see there for the layout of words, scales and zeros)
+    bias  [N]
+    y     [M, N]  of the type of x
 
-    W[perm[k], n] = (codes[k, n] - zeros[k // group, n]) * scales[k // group, n]
+W is the left operand of the tensor cores and comes from registers: a slab of words becomes a
+slab of weights elementwise, and the dequantised weights never pass through shared memory.
 
-perm orders the rows of W by group when the checkpoint quantised them in another order; without
-one it is the identity.
+A code becomes a float by writing it into the mantissa of a constant, two at a time: 128 + q in
+bf16, 1024 + q in fp16. Both are exact, as is subtracting the zero from them. Then either the
+weights are scaled (one rounding each), or (POST) the float32 sums over each group.
+
+K is split into parts when there are few tiles; their float32 sums go to planes [parts, M, N],
+which a second kernel adds in order. Above DEQUANTIZE_ABOVE rows W is dequantised once and the
+product is dense.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
+import triton
+import triton.language as tl
 
-from kernels.launch import cdiv, require, round_up
+from kernels.launch import cdiv, compute_type, interpreting, require, use_triton
+from kernels.tuning import DEQUANTIZE_ABOVE, Config, choose, matmul_splits
+from kernels.w4_weight import TILE_N, W4Weight, dequantize_w4, pack_w4
 
-TILE_N = 128  # output columns of a stored tile
-SYMMETRIC_ZERO = 8
+__all__ = ["W4Weight", "dequantize_w4", "matmul_w4a16", "matmul_w4a16_reference", "pack_w4"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class W4Weight:
-    """A packed matrix, padded to whole tiles."""
-
-    rows: int  # K
-    columns: int  # N
-    group: int  # rows that share a scale
-    slab: int  # S, rows of one nibble plane of a block
-    words: torch.Tensor  # [Np / 128, Kp / (4 S), 128, S] int16
-    scales: torch.Tensor  # [G, Np]
-    zeros: torch.Tensor | None  # [G, Np] of the type of scales; None: 8
-    perm: torch.Tensor | None  # [K] int64, column of x that packed row k multiplies
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held on the device."""
-        parts = (self.words, self.scales, self.zeros, self.perm)
-        return sum(part.nbytes for part in parts if part is not None)
+_ROWS_AT_ONCE = 512  # in deterministic mode, whose planes would be large for a long prompt
 
 
-def pack_w4(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    *,
-    group: int,
-    perm: torch.Tensor | None = None,
-) -> W4Weight:
-    """Lay a quantised matrix out for the kernel.
-
-    Args:
-        codes: [K, N] integers, rows ordered by group: row k belongs to group k // group.
-        scales: [G, N]; its type is kept.
-        zeros: [G, N] integers, up to 16, or None when all are 8.
-        group: a multiple of 32, or at least K.
-        perm: [K], the column of x (= the row of W) that row k of codes stands for.
-    """
-    K, N = codes.shape
-    group = min(group, K)
-    groups = cdiv(K, group)
-    require(group % 32 == 0 or group == K, f"group: {group} is neither a multiple of 32 nor K={K}")
-    require(scales.shape == (groups, N), f"scales: {tuple(scales.shape)} is not {(groups, N)}")
-    slab = _slab(K, group)
-    padded_n, padded_k = round_up(N, TILE_N), round_up(K, 4 * slab)
-    pad = torch.nn.functional.pad
-    words = _words(pad(codes, (0, padded_n - N, 0, padded_k - K)), slab)
-    zero_points = None if zeros is None else pad(zeros, (0, padded_n - N)).to(scales.dtype)
-    return W4Weight(
-        rows=K,
-        columns=N,
-        group=group,
-        slab=slab,
-        words=words,
-        scales=pad(scales, (0, padded_n - N)).contiguous(),
-        zeros=zero_points,
-        perm=None if perm is None else perm.to(codes.device, torch.int64),
-    )
+def _planes(magic: str) -> tl.constexpr:
+    """Assembly that extracts nibble j of two 16-bit words into two floats, for each j."""
+    step = "{{ .reg .b32 t; shr.u32 t, $1, {}; lop3.b32 $0, t, 0x000F000F, {}, 0xEA; }}"
+    return tl.constexpr(tuple(step.format(4 * j, magic) for j in range(4)))
 
 
-def _slab(rows: int, group: int) -> int:
-    """64 where neither padding nor the groups suffer from it, else 32."""
-    fits = group % 64 == 0 or group == rows
-    return 64 if fits and round_up(rows, 256) == round_up(rows, 128) else 32
+_BF16 = _planes("0x43004300")
+_FP16 = _planes("0x64006400")
 
 
-def _words(codes: torch.Tensor, slab: int) -> torch.Tensor:
-    """Nibble j of word w of a block is the code of row block * 4 S + j * S + w."""
-    K, N = codes.shape
-    planes = codes.t().reshape(N // TILE_N, TILE_N, K // (4 * slab), 4, slab).to(torch.int32)
-    word = planes[..., 0, :] | planes[..., 1, :] << 4 | planes[..., 2, :] << 8
-    word = word | planes[..., 3, :] << 12
-    signed = torch.where(word >= 1 << 15, word - (1 << 16), word).to(torch.int16)
-    return signed.transpose(1, 2).contiguous()
+@triton.jit
+def _codes(  # type: ignore[no-untyped-def]
+    words, zero, J: tl.constexpr, CT: tl.constexpr, ASM: tl.constexpr
+):
+    """Plane J of the words [BN, S], less the zeros [BN], exactly."""
+    if not ASM:
+        return ((words >> (4 * J)) & 0xF).to(CT) - zero.to(CT)[:, None]
+    elif CT.is_bf16():
+        q = tl.inline_asm_elementwise(_BF16[J], "=r,r", [words], tl.bfloat16, True, 2)
+        return q - (zero + 128).to(CT)[:, None]
+    else:
+        q = tl.inline_asm_elementwise(_FP16[J], "=r,r", [words], tl.float16, True, 2)
+        return q - (zero + 1024).to(CT)[:, None]
 
 
-def unpack_w4(w: W4Weight) -> torch.Tensor:
-    """The codes [K, N] as uint8, in packed order."""
-    word = w.words.transpose(1, 2).to(torch.int32) & 0xFFFF  # [N tiles, 128, K blocks, S]
-    planes = torch.stack([word >> 4 * j & 15 for j in range(4)], dim=3)
-    codes = planes.reshape(w.words.shape[0] * TILE_N, -1).t()
-    return codes[: w.rows, : w.columns].to(torch.uint8)
+@triton.jit
+def _matmul_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    stride_x,
+    stride_out,
+    stride_group,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    S: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PER: tl.constexpr,
+    PARTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    TILE: tl.constexpr,
+    POST: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ASM: tl.constexpr,
+    CT: tl.constexpr,
+):
+    """BN columns by BM rows over PER blocks of K. SPAN slabs of a block share a group."""
+    part = tl.program_id(2)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    s = tl.arange(0, S)
+    live = (m < M)[None, :]
+    tile = (n // TILE).to(tl.int64) * (BLOCKS * TILE * S) + n % TILE * S
+    at_words = words_ptr + tile[:, None] + s[None, :]
+    at_x = x_ptr + m.to(tl.int64)[None, :] * stride_x + s[:, None]
+    acc = tl.zeros((BN, BM), tl.float32)
+    zero = tl.full((BN,), 8.0, tl.float32)
+    for block in range(part * PER, tl.minimum(part * PER + PER, BLOCKS)):
+        words = tl.load(at_words + block * (TILE * S), eviction_policy="evict_first")
+        for j in tl.static_range(4):
+            k = (block * 4 + j) * S
+            if j % SPAN == 0:
+                group = tl.minimum(k // GROUP, GROUPS - 1) * stride_group
+                scale = tl.load(scales_ptr + group + n)
+                if HAS_ZEROS:
+                    zero = tl.load(zeros_ptr + group + n).to(tl.float32)
+            if K % (4 * S) == 0:
+                x = tl.load(at_x + k, mask=live, other=0.0)
+            else:
+                x = tl.load(at_x + k, mask=live & (k + s < K)[:, None], other=0.0)
+            w = _codes(words, zero, j, CT, ASM)
+            if POST:
+                if j % SPAN == 0:
+                    total = tl.dot(w, x.to(CT), input_precision="ieee")
+                else:
+                    total = tl.dot(w, x.to(CT), total, input_precision="ieee")
+                if j % SPAN == SPAN - 1:
+                    acc += total * scale.to(tl.float32)[:, None]
+            else:
+                acc = tl.dot(w * scale.to(CT)[:, None], x.to(CT), acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    to = out_ptr + (part * M + m).to(tl.int64)[None, :] * stride_out + n[:, None]
+    tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=live & (n < N)[:, None])
 
 
-def dequantize_w4(w: W4Weight, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """W [K, N] in checkpoint order, computed in float32 and rounded to dtype once.
+@triton.jit
+def _sum_kernel(  # type: ignore[no-untyped-def]
+    planes_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    stride_out,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    m = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(PARTS):
+        acc += tl.load(planes_ptr + (part * M + m) * N + n, mask=inside, other=0.0)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + m * stride_out + n, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
-    dtype defaults to the type of the scales.
-    """
-    span = torch.arange(w.rows, device=w.words.device) // w.group
-    scales = w.scales[:, : w.columns].float()[span]
-    zeros = SYMMETRIC_ZERO if w.zeros is None else w.zeros[:, : w.columns].float()[span]
-    packed = ((unpack_w4(w).float() - zeros) * scales).to(dtype or w.scales.dtype)
-    if w.perm is None:
-        return packed
-    return torch.empty_like(packed).index_copy_(0, w.perm, packed)
+
+@triton.jit
+def _dequantize_kernel(  # type: ignore[no-untyped-def]
+    words_ptr,
+    scales_ptr,
+    zeros_ptr,
+    out_ptr,
+    N,
+    stride_group,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    S: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+):
+    """One stored tile into out [N, K], rounded once."""
+    block = tl.program_id(0)
+    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    s = tl.arange(0, S)
+    tile = (tl.program_id(1).to(tl.int64) * BLOCKS + block) * (TILE * S)
+    words = tl.load(words_ptr + tile + tl.arange(0, TILE)[:, None] * S + s[None, :])
+    zero = tl.full((TILE,), 8.0, tl.float32)
+    for j in tl.static_range(4):
+        k = (block * 4 + j) * S
+        group = tl.minimum(k // GROUP, GROUPS - 1) * stride_group
+        scale = tl.load(scales_ptr + group + n).to(tl.float32)
+        if HAS_ZEROS:
+            zero = tl.load(zeros_ptr + group + n).to(tl.float32)
+        w = (((words >> (4 * j)) & 0xF).to(tl.float32) - zero[:, None]) * scale[:, None]
+        to = out_ptr + n.to(tl.int64)[:, None] * K + k + s[None, :]
+        inside = (n < N)[:, None] & (k + s < K)[None, :]
+        tl.store(to, w.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def matmul_w4a16(
@@ -127,12 +193,122 @@ def matmul_w4a16(
     out: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """x @ W + bias."""
+    """x @ W + bias, [M, N].
+
+    Args:
+        deterministic: a row is bit-equal whoever shares the batch. Slower for many rows.
+    """
+    M = x.shape[0]
     require(x.shape[1] == w.rows, f"x: {x.shape[1]} columns, the weight has {w.rows} rows")
-    y = x @ dequantize_w4(w, dtype=x.dtype)
-    if bias is not None:
-        y += bias
-    return y if out is None else out.copy_(y)
+    require(x.stride(1) == 1, "x: columns must be contiguous")
+    if w.perm is not None:
+        x = x.index_select(1, w.perm)
+    y = torch.empty((M, w.columns), dtype=x.dtype, device=x.device) if out is None else out
+    if not use_triton(x) or (M > DEQUANTIZE_ABOVE and not deterministic):
+        dense = _dense(w, x.dtype)
+        return y.copy_(torch.nn.functional.linear(x, dense, bias))
+    step = _ROWS_AT_ONCE if deterministic else max(M, 1)
+    for first in range(0, M, step):
+        rows = slice(first, min(first + step, M))
+        _multiply(x[rows], w, bias, y[rows], deterministic)
+    return y
+
+
+def _multiply(
+    x: torch.Tensor, w: W4Weight, bias: torch.Tensor | None, y: torch.Tensor, deterministic: bool
+) -> None:
+    M, N = x.shape[0], w.columns
+    tiles, blocks = w.words.shape[:2]
+    op = "matmul_w4a16_deterministic" if deterministic else "matmul_w4a16"
+    config = choose(op, M, x.device)
+    columns = config.columns if tiles * TILE_N % config.columns == 0 else TILE_N
+    programs = tiles * TILE_N // columns, cdiv(M, config.rows)
+    busy = tiles if deterministic else programs[0] * programs[1]
+    parts = matmul_splits(busy, blocks, x.device)
+    single = parts == 1
+    planes = y if single else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
+    absent = w.scales  # a pointer that is not read
+    _matmul_kernel[(*programs, parts)](
+        x,
+        w.words,
+        w.scales,
+        absent if w.zeros is None else w.zeros,
+        absent if bias is None else bias,
+        planes,
+        M,
+        N,
+        x.stride(0),
+        y.stride(0) if single else N,
+        w.scales.stride(0),
+        PER=cdiv(blocks, parts),
+        PARTS=parts,
+        HAS_BIAS=single and bias is not None,
+        **_constants(w, x.dtype, config, columns),
+    )
+    if not single:
+        block = 1024
+        _sum_kernel[(M, cdiv(N, block))](
+            planes,
+            absent if bias is None else bias,
+            y,
+            M,
+            N,
+            y.stride(0),
+            PARTS=parts,
+            BLOCK=block,
+            HAS_BIAS=bias is not None,
+        )
+
+
+def _constants(w: W4Weight, dtype: torch.dtype, config: Config, columns: int) -> dict[str, object]:
+    return {
+        "K": w.rows,
+        "GROUP": w.group,
+        "GROUPS": w.scales.shape[0],
+        "S": w.slab,
+        "SPAN": slabs_per_group(w.rows, w.group, w.slab),
+        "BLOCKS": w.words.shape[1],
+        "BM": config.rows,
+        "BN": columns,
+        "TILE": TILE_N,
+        "POST": config.post_scale,
+        "HAS_ZEROS": w.zeros is not None,
+        "ASM": dtype != torch.float32 and not interpreting(),
+        "CT": compute_type(dtype),
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+    }
+
+
+def slabs_per_group(rows: int, group: int, slab: int) -> int:
+    """How many slabs of a block are sure to lie in one group: 4, 2 or 1."""
+    if group >= rows or group % (4 * slab) == 0:
+        return 4
+    return group // slab if 4 * slab % group == 0 else 1
+
+
+def _dense(w: W4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """W transposed, [N, K], its rows in packed order."""
+    if not use_triton(w.words):
+        return dequantize_w4(replace(w, perm=None), dtype=dtype).t()
+    dense = torch.empty((w.columns, w.rows), dtype=dtype, device=w.words.device)
+    tiles, blocks = w.words.shape[:2]
+    _dequantize_kernel[(blocks, tiles)](
+        w.words,
+        w.scales,
+        w.scales if w.zeros is None else w.zeros,
+        dense,
+        w.columns,
+        w.scales.stride(0),
+        K=w.rows,
+        GROUP=w.group,
+        GROUPS=w.scales.shape[0],
+        S=w.slab,
+        BLOCKS=blocks,
+        TILE=TILE_N,
+        HAS_ZEROS=w.zeros is not None,
+    )
+    return dense
 
 
 def matmul_w4a16_reference(

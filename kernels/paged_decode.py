@@ -14,9 +14,169 @@ Keys past a context are never used, whatever the page holds there.
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from kernels import tiled_attention
-from kernels.launch import cdiv, require
+from kernels.launch import (
+    MIN_DOT,
+    cdiv,
+    compute_type,
+    next_power_of_2,
+    require,
+    use_triton,
+)
+from kernels.tuning import choose, decode_splits
+
+_LOG2_E = 1.4426950408889634
+_SPAN = 8  # tiles of keys in a part when the result must not depend on the batch
+
+
+@triton.jit
+def _decode_kernel(  # type: ignore[no-untyped-def]
+    q_ptr,
+    kv_ptr,
+    page_table_ptr,
+    context_lens_ptr,
+    rows_ptr,
+    out_ptr,
+    lse_ptr,
+    scale_log2,
+    stride_qt,
+    stride_qh,
+    stride_page,
+    stride_side,
+    stride_head,
+    stride_table,
+    stride_ot,
+    stride_oh,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    PS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CT: tl.constexpr,
+):
+    """One part of the keys of one sequence, for the query heads of one key head.
+
+    With several parts, out is float32 [B, SPLITS, QH, D] and lse [B, SPLITS, QH] the base-2
+    logarithm of each part's sum of weights; parts without keys are left unwritten.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1)
+    length = tl.load(context_lens_ptr + b)
+    lo, hi = _part(length, tl.program_id(2), WINDOW, SPLITS, SPAN, BLOCK_N)
+    if lo < hi:
+        row = tl.load(rows_ptr + b).to(tl.int64)
+        g = tl.arange(0, BLOCK_G)
+        d = tl.arange(0, BLOCK_D)
+        n = tl.arange(0, BLOCK_N)
+        mine = (g < G)[:, None] & (d < D)[None, :]
+        head = (h * G + g)[:, None]
+        q = tl.load(q_ptr + row * stride_qt + head * stride_qh + d[None, :], mask=mine, other=0.0)
+        q = q.to(CT)
+        top = tl.full((BLOCK_G,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK_G,), tl.float32)
+        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        for tile in range(lo, hi):
+            at = tile * BLOCK_N + n
+            seen = at < length
+            if WINDOW > 0:
+                seen &= at >= length - WINDOW
+            if PS % BLOCK_N == 0:  # one page per tile: a scalar look-up, a contiguous tile
+                page = tl.load(page_table_ptr + b * stride_table + tile * BLOCK_N // PS)
+            else:
+                page = tl.load(page_table_ptr + b * stride_table + at // PS, mask=seen, other=0)
+            base = page.to(tl.int64) * stride_page + h * stride_head + at % PS * D
+            inside = seen[:, None] & (d < D)[None, :]
+            k = tl.load(kv_ptr + base[:, None] + d[None, :], mask=inside, other=0.0)
+            v = tl.load(kv_ptr + stride_side + base[:, None] + d[None, :], mask=inside, other=0.0)
+            scores = tl.dot(q, tl.trans(k.to(CT)), input_precision="ieee") * scale_log2
+            scores = tl.where(seen[None, :], scores, -1e30)
+            peak = tl.maximum(top, tl.max(scores, axis=1))
+            weights = tl.where(seen[None, :], tl.exp2(scores - peak[:, None]), 0.0)
+            decay = tl.exp2(top - peak)
+            total = total * decay + tl.sum(weights, axis=1)
+            acc = tl.dot(weights.to(CT), v.to(CT), acc * decay[:, None], input_precision="ieee")
+            top = peak
+        acc = acc / total[:, None]
+        if SPLITS == 1:
+            to = out_ptr + row * stride_ot + head * stride_oh
+        else:
+            part = (b * SPLITS + tl.program_id(2)) * tl.num_programs(1) * G
+            to = out_ptr + (part + head) * D
+            tl.store(lse_ptr + part + h * G + g, top + tl.log2(total), mask=g < G)
+        tl.store(to + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _part(  # type: ignore[no-untyped-def]
+    length,
+    part,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """First and last-plus-one tile of a part. SPAN 0 shares a context evenly."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0) // BLOCK_N
+    end = tl.cdiv(length, BLOCK_N)
+    if SPAN == 0:
+        span = tl.cdiv(end - first, SPLITS)
+        lo = first + part * span
+    else:
+        span = SPAN
+        lo = tl.maximum(part * span, first)
+        end = tl.minimum(end, (part + 1) * span)
+    return lo, tl.minimum(lo + span, end)
+
+
+@triton.jit
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr,
+    lse_ptr,
+    context_lens_ptr,
+    rows_ptr,
+    out_ptr,
+    stride_ot,
+    stride_oh,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Join the parts of one query head in order, so that unused parts change nothing."""
+    b = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    length = tl.load(context_lens_ptr + b)
+    if length > 0:
+        d = tl.arange(0, BLOCK_D)
+        top = tl.full((1,), -1e30, tl.float32)
+        total = tl.zeros((1,), tl.float32)
+        acc = tl.zeros((BLOCK_D,), tl.float32)
+        for part in range(SPLITS):
+            lo, hi = _part(length, part, WINDOW, SPLITS, SPAN, BLOCK_N)
+            if lo < hi:
+                at = (b * SPLITS + part) * tl.num_programs(1) + head
+                lse = tl.load(lse_ptr + at + tl.arange(0, 1))
+                value = tl.load(parts_ptr + at * D + d, mask=d < D, other=0.0)
+                peak = tl.maximum(top, lse)
+                decay = tl.exp2(top - peak)
+                weight = tl.exp2(lse - peak)
+                total = total * decay + weight
+                acc = acc * decay + value * weight
+                top = peak
+        row = tl.load(rows_ptr + b).to(tl.int64)
+        to = out_ptr + row * stride_ot + head * stride_oh + d
+        tl.store(to, (acc / total).to(out_ptr.dtype.element_ty), mask=d < D)
 
 
 def paged_decode(
@@ -41,7 +201,9 @@ def paged_decode(
     require(QH % KVH == 0, f"q: {QH} heads are no multiple of {KVH} key heads")
     require(kv.shape[4] == D and kv.dtype == q.dtype, "kv: head size and type must match q")
     require(kv.stride(4) == 1 and kv.stride(3) == D, "kv: a page's tile must be contiguous")
-    _paged_decode_torch(
+    require(q.stride(2) == 1 and out.stride(2) == 1, "q, out: heads must be contiguous")
+    run = _paged_decode_triton if use_triton(q) else _paged_decode_torch
+    run(
         q,
         kv,
         page_table,
@@ -52,6 +214,73 @@ def paged_decode(
         window=window,
         deterministic=deterministic,
     )
+
+
+def _paged_decode_triton(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    window: int,
+    deterministic: bool,
+) -> None:
+    (_, QH, D), (_, _, KVH, PS, _) = q.shape, kv.shape
+    B, capacity = page_table.shape
+    if B == 0:
+        return
+    config = choose("paged_decode", B, q.device)
+    tiles = cdiv(capacity * PS, config.columns)
+    span = _SPAN if deterministic else 0
+    splits = cdiv(tiles, span) if span else decode_splits(B, KVH, tiles, q.device)
+    shape = {"D": D, "WINDOW": window, "SPLITS": splits, "SPAN": span, "BLOCK_N": config.columns}
+    block_d = max(MIN_DOT, next_power_of_2(D))
+    parts, lse = out, out
+    if splits > 1:
+        parts = torch.empty((B, splits, QH, D), dtype=torch.float32, device=q.device)
+        lse = torch.empty((B, splits, QH), dtype=torch.float32, device=q.device)
+    _decode_kernel[(B, KVH, splits)](
+        q,
+        kv,
+        page_table,
+        context_lens,
+        rows,
+        parts,
+        lse,
+        scale * _LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        page_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        G=QH // KVH,
+        PS=PS,
+        BLOCK_G=max(config.rows, next_power_of_2(QH // KVH)),
+        BLOCK_D=block_d,
+        CT=compute_type(q.dtype),
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **shape,
+    )
+    if splits > 1:
+        _combine_kernel[(B, QH)](
+            parts,
+            lse,
+            context_lens,
+            rows,
+            out,
+            out.stride(0),
+            out.stride(1),
+            BLOCK_D=block_d,
+            num_warps=1,
+            **shape,
+        )
 
 
 def _paged_decode_torch(
@@ -90,7 +319,7 @@ def _attend_at_once(
 ) -> torch.Tensor:
     B, QH, D = q.shape
     KVH = kv.shape[2]
-    k, v = gather_pages(kv, pages)  # [B, KVH, S, D]
+    k, v = tiled_attention.gather_pages(kv, pages)  # [B, KVH, S, D]
     behind = last[:, None] - torch.arange(k.shape[2])  # [B, S]
     seen = behind >= 0
     if window:
@@ -102,15 +331,6 @@ def _attend_at_once(
     mask = seen[:, None, None, :]
     mixed = torch.nn.functional.scaled_dot_product_attention(heads, k, v, mask, scale=scale)
     return mixed.reshape(B, QH, D)
-
-
-def gather_pages(kv: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of the keys and values [B, KVH, n PS, D] of pages [B, n]."""
-    B, n = pages.shape
-    _, _, KVH, PS, D = kv.shape
-    heads = torch.arange(KVH)[:, None]
-    k, v = kv[pages[:, None], 0, heads], kv[pages[:, None], 1, heads]
-    return k.view(B, KVH, n * PS, D), v.view(B, KVH, n * PS, D)
 
 
 def _attend_in_tiles(
@@ -125,8 +345,8 @@ def _attend_in_tiles(
     KVH = kv.shape[2]
     G = QH // KVH
     height = cdiv(G, tiled_attention.QUERIES)  # tiles of queries per key head
-    k, v = gather_pages(kv, pages)
-    fetch = tile_fetcher(k, v, last, height)
+    k, v = tiled_attention.gather_pages(kv, pages)
+    fetch = tiled_attention.tile_fetcher(k, v, last, height)
     padded = q.new_zeros((B, KVH, height * tiled_attention.QUERIES, D), dtype=torch.float32)
     padded[:, :, :G] = q.view(B, KVH, G, D) * scale
     tiles = B * KVH * height
@@ -140,27 +360,6 @@ def _attend_in_tiles(
         window=window,
     )
     return mixed.view(B, KVH, -1, D)[:, :, :G].reshape(B, QH, D).to(q.dtype)
-
-
-def tile_fetcher(
-    k: torch.Tensor, v: torch.Tensor, last: torch.Tensor, repeats: int
-) -> tiled_attention.Fetch:
-    """Tiles [B KVH repeats, 64, D] of gathered keys and values, zero past each sequence's last."""
-    B, KVH, S, D = k.shape
-    keys = tiled_attention.KEYS
-
-    def fetch(tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-        begin, end = tile * keys, min((tile + 1) * keys, S)
-        past = (torch.arange(begin, end) > last[:, None])[:, None, :, None]
-        pair = []
-        for source in (k, v):
-            part = source.new_zeros((B, KVH, keys, D), dtype=torch.float32)
-            part[:, :, : end - begin] = source[:, :, begin:end].masked_fill(past, 0.0)
-            wide = part.view(B * KVH, 1, keys, D).expand(-1, repeats, -1, -1)
-            pair.append(wide.reshape(-1, keys, D))
-        return pair[0], pair[1]
-
-    return fetch
 
 
 def paged_decode_reference(

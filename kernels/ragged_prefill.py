@@ -14,10 +14,103 @@ of them the last `window` (0: all). Keys past a context are never used.
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from kernels import tiled_attention
-from kernels.launch import cdiv, require
-from kernels.paged_decode import gather_pages, tile_fetcher
+from kernels.launch import (
+    MIN_DOT,
+    cdiv,
+    compute_type,
+    next_power_of_2,
+    require,
+    use_triton,
+)
+from kernels.tuning import choose
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _prefill_kernel(  # type: ignore[no-untyped-def]
+    q_ptr,
+    kv_ptr,
+    page_table_ptr,
+    query_start_ptr,
+    query_len_ptr,
+    context_lens_ptr,
+    out_ptr,
+    scale_log2,
+    stride_qt,
+    stride_qh,
+    stride_page,
+    stride_side,
+    stride_head,
+    stride_table,
+    stride_ot,
+    stride_oh,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    PS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CT: tl.constexpr,
+):
+    """BLOCK_M rows of (query, head of one key head), rows of a query adjacent.
+
+    Tiles of keys start at multiples of BLOCK_N, and one that a row does not see leaves its state
+    unchanged, so a row does not depend on how its sequence is cut into chunks.
+    """
+    s = tl.program_id(2).to(tl.int64)
+    h = tl.program_id(1)
+    queries = tl.load(query_len_ptr + s)
+    first_row = tl.program_id(0) * BLOCK_M
+    if first_row < queries * G:
+        context = tl.load(context_lens_ptr + s)
+        start = tl.load(query_start_ptr + s).to(tl.int64)
+        row = first_row + tl.arange(0, BLOCK_M)
+        query = row // G
+        d = tl.arange(0, BLOCK_D)
+        n = tl.arange(0, BLOCK_N)
+        mine = (query < queries)[:, None] & (d < D)[None, :]
+        head = h * G + row % G
+        at_q = (start + query)[:, None] * stride_qt + head[:, None] * stride_qh + d[None, :]
+        q = tl.load(q_ptr + at_q, mask=mine, other=0.0).to(CT)
+        position = context - queries + query  # [BLOCK_M]
+        last_query = tl.minimum((first_row + BLOCK_M - 1) // G, queries - 1)
+        end = context - queries + last_query + 1
+        first = 0
+        if WINDOW > 0:
+            first = tl.maximum(context - queries + first_row // G - WINDOW + 1, 0) // BLOCK_N
+        top = tl.full((BLOCK_M,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for tile in range(first, tl.cdiv(end, BLOCK_N)):
+            at = tile * BLOCK_N + n
+            live = at < end
+            if PS % BLOCK_N == 0:
+                page = tl.load(page_table_ptr + s * stride_table + tile * BLOCK_N // PS)
+            else:
+                page = tl.load(page_table_ptr + s * stride_table + at // PS, mask=live, other=0)
+            base = page.to(tl.int64) * stride_page + h * stride_head + at % PS * D
+            inside = live[:, None] & (d < D)[None, :]
+            k = tl.load(kv_ptr + base[:, None] + d[None, :], mask=inside, other=0.0)
+            v = tl.load(kv_ptr + stride_side + base[:, None] + d[None, :], mask=inside, other=0.0)
+            seen = at[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen &= at[None, :] > position[:, None] - WINDOW
+            scores = tl.dot(q, tl.trans(k.to(CT)), input_precision="ieee") * scale_log2
+            scores = tl.where(seen, scores, -1e30)
+            peak = tl.maximum(top, tl.max(scores, axis=1))
+            weights = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
+            decay = tl.exp2(top - peak)
+            total = total * decay + tl.sum(weights, axis=1)
+            acc = tl.dot(weights.to(CT), v.to(CT), acc * decay[:, None], input_precision="ieee")
+            top = peak
+        at_out = (start + query)[:, None] * stride_ot + head[:, None] * stride_oh + d[None, :]
+        tl.store(out_ptr + at_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mine)
 
 
 def ragged_prefill(
@@ -45,13 +138,47 @@ def ragged_prefill(
     require(QH % KVH == 0, f"q: {QH} heads are no multiple of {KVH} key heads")
     require(kv.shape[4] == D and kv.dtype == q.dtype, "kv: head size and type must match q")
     require(kv.stride(4) == 1 and kv.stride(3) == D, "kv: a page's tile must be contiguous")
-    attend = _attend_in_tiles if deterministic else _attend_at_once
-    chunks = zip(query_start.tolist(), query_len.tolist(), context_lens.tolist(), strict=True)
-    for s, (start, length, context) in enumerate(chunks):
-        if length:
-            pages = page_table[s : s + 1, : cdiv(context, kv.shape[3])].long()
-            rows = slice(start, start + length)
-            out[rows] = attend(q[rows], kv, pages, context, scale, window)
+    require(q.stride(2) == 1 and out.stride(2) == 1, "q, out: heads must be contiguous")
+    if not use_triton(q):
+        attend = _attend_in_tiles if deterministic else _attend_at_once
+        chunks = zip(query_start.tolist(), query_len.tolist(), context_lens.tolist(), strict=True)
+        for s, (start, length, context) in enumerate(chunks):
+            if length:
+                pages = page_table[s : s + 1, : cdiv(context, kv.shape[3])].long()
+                rows = slice(start, start + length)
+                out[rows] = attend(q[rows], kv, pages, context, scale, window)
+    elif longest and query_len.numel():
+        G = QH // KVH
+        op = "ragged_prefill_deterministic" if deterministic else "ragged_prefill"
+        config = choose(op, longest * G, q.device)
+        _prefill_kernel[(cdiv(longest * G, config.rows), KVH, query_len.numel())](
+            q,
+            kv,
+            page_table,
+            query_start,
+            query_len,
+            context_lens,
+            out,
+            scale * _LOG2_E,
+            q.stride(0),
+            q.stride(1),
+            kv.stride(0),
+            kv.stride(1),
+            kv.stride(2),
+            page_table.stride(0),
+            out.stride(0),
+            out.stride(1),
+            G=G,
+            D=D,
+            PS=kv.shape[3],
+            WINDOW=window,
+            BLOCK_M=config.rows,
+            BLOCK_N=config.columns,
+            BLOCK_D=max(MIN_DOT, next_power_of_2(D)),
+            CT=compute_type(q.dtype),
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )
 
 
 def _attend_at_once(
@@ -59,7 +186,9 @@ def _attend_at_once(
 ) -> torch.Tensor:
     length, QH, D = q.shape
     KVH = kv.shape[2]
-    k, v = (side[:, :, :context] for side in gather_pages(kv, pages))  # [1, KVH, context, D]
+    k, v = (
+        side[:, :, :context] for side in tiled_attention.gather_pages(kv, pages)
+    )  # [1, KVH, context, D]
     position = torch.arange(context - length, context)
     behind = position[:, None] - torch.arange(context)
     seen = behind >= 0
@@ -82,13 +211,13 @@ def _attend_in_tiles(
     last = torch.full((count * height,), -1)
     last[:length] = torch.arange(context - length, context)
     repeats = QH // KVH * count
-    k, v = gather_pages(kv, pages)
+    k, v = tiled_attention.gather_pages(kv, pages)
     first = context - length - window + 1 if window else 0
     mixed = tiled_attention.attend(
         padded.view(QH * count, height, D),
         last.view(1, count, height).expand(QH, -1, -1).reshape(-1, height),
         tiled_attention.tiles_seen(first, context - 1),
-        tile_fetcher(k, v, torch.tensor([context - 1]), repeats),
+        tiled_attention.tile_fetcher(k, v, torch.tensor([context - 1]), repeats),
         window=window,
     )
     return mixed.view(QH, -1, D)[:, :length].transpose(0, 1).to(q.dtype)
@@ -106,16 +235,17 @@ def ragged_prefill_reference(
     out: torch.Tensor,
     window: int = 0,
 ) -> None:
-    """One query and one head at a time."""
+    """One chunk and one head at a time."""
     G, PS = q.shape[1] // kv.shape[2], kv.shape[3]
-    for s in range(query_start.numel()):
-        length, context = int(query_len[s]), int(context_lens[s])
+    chunks = zip(query_start.tolist(), query_len.tolist(), context_lens.tolist(), strict=True)
+    for s, (start, length, context) in enumerate(chunks):
         pages = page_table[s, : cdiv(context, PS)].long()
-        for i in range(length):
-            row, end = int(query_start[s]) + i, context - length + i + 1
-            first = max(0, end - window) if window else 0
-            for head in range(q.shape[1]):
-                k = kv[pages, 0, head // G].reshape(-1, kv.shape[4])[first:end].float()
-                v = kv[pages, 1, head // G].reshape(-1, kv.shape[4])[first:end].float()
-                weights = torch.softmax(k @ q[row, head].float() * scale, dim=0)
-                out[row, head] = (weights @ v).to(out.dtype)
+        rows = slice(start, start + length)
+        key = torch.arange(context, device=q.device)
+        behind = torch.arange(context - length, context, device=q.device)[:, None] - key
+        hidden = (behind < 0) | (behind >= (window or context))
+        for head in range(q.shape[1]):
+            k = kv[pages, 0, head // G].reshape(-1, kv.shape[4])[:context].float()
+            v = kv[pages, 1, head // G].reshape(-1, kv.shape[4])[:context].float()
+            scores = (q[rows, head].float() @ k.t() * scale).masked_fill(hidden, -torch.inf)
+            out[rows, head] = (torch.softmax(scores, dim=1) @ v).to(out.dtype)

@@ -47,6 +47,33 @@ def tiles_seen(first: int, last: int) -> range:
     return range(max(first, 0) // KEYS, last // KEYS + 1)
 
 
+def gather_pages(kv: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of the keys and values [B, KVH, n PS, D] of pages [B, n]."""
+    B, n = pages.shape
+    _, _, KVH, PS, D = kv.shape
+    heads = torch.arange(KVH)[:, None]
+    k, v = kv[pages[:, None], 0, heads], kv[pages[:, None], 1, heads]
+    return k.view(B, KVH, n * PS, D), v.view(B, KVH, n * PS, D)
+
+
+def tile_fetcher(k: torch.Tensor, v: torch.Tensor, last: torch.Tensor, repeats: int) -> Fetch:
+    """Tiles [B KVH repeats, 64, D] of gathered keys and values, zero past each sequence's last."""
+    B, KVH, S, D = k.shape
+
+    def fetch(tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+        begin, end = tile * KEYS, min((tile + 1) * KEYS, S)
+        past = (torch.arange(begin, end) > last[:, None])[:, None, :, None]
+        pair = []
+        for source in (k, v):
+            part = source.new_zeros((B, KVH, KEYS, D), dtype=torch.float32)
+            part[:, :, : end - begin] = source[:, :, begin:end].masked_fill(past, 0.0)
+            wide = part.view(B * KVH, 1, KEYS, D).expand(-1, repeats, -1, -1)
+            pair.append(wide.reshape(-1, KEYS, D))
+        return pair[0], pair[1]
+
+    return fetch
+
+
 def _hidden(positions: torch.Tensor, last: torch.Tensor, window: int) -> torch.Tensor:
     behind = last.unsqueeze(-1) - positions  # [N, 16, 64]: how far each key lies back
     return (behind < 0) if window == 0 else (behind < 0) | (behind >= window)

@@ -1,4 +1,4 @@
-"""Page pools with keys, values and adapters in them, for the tests of the kernels that read them."""
+"""Page pools that hold keys, values and adapters, for the kernels that read them."""
 
 from dataclasses import dataclass, replace
 

@@ -1,0 +1,98 @@
+"""Tile sizes per op, size bucket and device; never searched while serving.
+
+A table lists, for one op, the largest bucket an entry serves and the entry. The tables of a
+device are tried first; the ones for any device fit into 96 KiB of shared memory. Every entry
+is a starting point until a measurement on the device replaces it (see NOTES.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.launch import cdiv, device_name, multiprocessors
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One launch. What rows, columns and depth tile is said by the op that reads them."""
+
+    rows: int
+    columns: int
+    depth: int = 0
+    warps: int = 4
+    stages: int = 3
+    post_scale: bool = False  # matmul_w4a16: scale float32 partial sums, not the weights
+
+
+Table = Sequence[tuple[int, Config]]
+
+_ANY: Mapping[str, Table] = {
+    "matmul_w4a16": (
+        (16, Config(rows=16, columns=128, post_scale=True)),
+        (32, Config(rows=32, columns=128, stages=2)),
+        (UNLIMITED, Config(rows=64, columns=128, warps=8, stages=2)),
+    ),
+    "matmul_w4a16_deterministic": (
+        (16, Config(rows=16, columns=128, post_scale=True)),
+        (32, Config(rows=32, columns=128, stages=2, post_scale=True)),
+        (UNLIMITED, Config(rows=64, columns=128, warps=8, stages=2, post_scale=True)),
+    ),
+    "paged_decode": ((UNLIMITED, Config(rows=16, columns=64)),),
+    "ragged_prefill": (
+        (16, Config(rows=16, columns=64)),
+        (UNLIMITED, Config(rows=64, columns=64, stages=2)),
+    ),
+    "ragged_prefill_deterministic": ((UNLIMITED, Config(rows=64, columns=64, stages=2)),),
+    "lora_shrink": ((UNLIMITED, Config(rows=16, columns=16, depth=256)),),
+    "lora_expand": ((UNLIMITED, Config(rows=16, columns=128, depth=16)),),
+}
+
+_H200: Mapping[str, Table] = {
+    "matmul_w4a16": (
+        (16, Config(rows=16, columns=128, post_scale=True)),
+        (32, Config(rows=32, columns=128)),
+        (64, Config(rows=64, columns=256, warps=8, stages=2)),
+        (UNLIMITED, Config(rows=128, columns=256, warps=8, stages=2)),
+    ),
+    "ragged_prefill": (
+        (16, Config(rows=16, columns=64)),
+        (UNLIMITED, Config(rows=128, columns=64, warps=8)),
+    ),
+}
+
+_DEVICES: Mapping[str, Mapping[str, Table]] = {"h200": _H200, "h100": _H200}
+
+DEQUANTIZE_ABOVE = 512  # rows from which dequantising once and a dense product is faster
+
+
+def choose(op: str, bucket: int, device: torch.device) -> Config:
+    """The entry of the smallest bucket that is at least this one."""
+    name = device_name(device)
+    tables = next((t for key, t in _DEVICES.items() if key in name), _ANY)
+    table = tables.get(op) or _ANY[op]
+    return next(config for limit, config in table if bucket <= limit)
+
+
+def matmul_splits(tiles: int, blocks: int, device: torch.device) -> int:
+    """Parts of K for matmul_w4a16: two to three programs per multiprocessor, none of them empty.
+
+    Args:
+        tiles: output tiles of the launch.
+        blocks: blocks of K a part is made of.
+    """
+    wanted = max(1, round(2.5 * multiprocessors(device) / tiles))
+    per = cdiv(blocks, min(wanted, 16, blocks))
+    return cdiv(blocks, per)
+
+
+def decode_splits(sequences: int, heads: int, pages: int, device: torch.device) -> int:
+    """Parts of a context for paged_decode: three programs per multiprocessor, of a page or more.
+
+    Args:
+        pages: tiles of the longest context the page table has room for.
+    """
+    wanted = round(3 * multiprocessors(device) / max(1, sequences * heads))
+    return max(1, min(wanted, 64, pages))

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from kernels import paged_decode as module
+from kernels.paged_decode import paged_decode, paged_decode_reference
+from tests.kernels.pools import generator, scattered
+from tests.kernels.tolerance import assert_near
+
+LENGTHS = [1, 16, 0, 65, 200]  # a page's edge, an unused entry, several pages
+
+
+def decode(q, contexts, rows, function=paged_decode, **options):
+    out = torch.zeros_like(q)
+    rows = torch.tensor(rows, dtype=torch.int32, device=q.device)
+    function(
+        q,
+        contexts.kv,
+        contexts.page_table,
+        contexts.lengths,
+        rows=rows,
+        scale=q.shape[2] ** -0.5,
+        out=out,
+        **options,
+    )
+    return out
+
+
+def queries(rows, heads, head_dim, dtype, device):
+    return torch.randn(rows, heads, head_dim, generator=generator(9)).to(device, dtype)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize(
+    ("query_heads", "key_heads", "head_dim", "dtype"),
+    [
+        (9, 3, 64, torch.bfloat16),
+        (4, 4, 80, torch.float32),
+        (17, 1, 16, torch.float32),
+        (2, 1, 128, torch.float16),
+    ],
+)
+def test_matches_the_reference(
+    query_heads, key_heads, head_dim, dtype, page, window, deterministic, device
+):
+    shape = {"heads": key_heads, "head_dim": head_dim, "page": page}
+    contexts = scattered(LENGTHS, dtype=dtype, device=device, **shape)
+    q = queries(7, query_heads, head_dim, dtype, device)
+    rows = [6, 0, 0, 3, 1]
+    actual = decode(q, contexts, rows, window=window, deterministic=deterministic)
+    expected = decode(q, contexts, rows, paged_decode_reference, window=window)
+    assert_near(actual, expected, dtype)
+
+
+def test_rows_without_a_sequence_keep_their_bits(device):
+    contexts = scattered([5, 0], heads=1, head_dim=64, page=16, dtype=torch.float32, device=device)
+    out = decode(queries(4, 1, 64, torch.float32, device), contexts, [2, 0])
+    assert out[2].any()
+    assert not out[[0, 1, 3]].any()
+
+
+@pytest.mark.parametrize("page", [16, 64])
+def test_a_sequence_does_not_depend_on_its_neighbours(page, device):
+    shape = {"heads": 3, "head_dim": 64, "page": page, "dtype": torch.bfloat16, "device": device}
+    q = queries(5, 9, 64, torch.bfloat16, device)
+    both = scattered([130, 700, 63], **shape)
+    together = decode(q, both, [4, 0, 2], deterministic=True)
+    both.page_table, both.lengths = both.page_table[:1, : 130 // page + 1], both.lengths[:1]
+    alone = decode(q, both, [4], deterministic=True)
+    assert torch.equal(together[4], alone[4])
+
+
+@pytest.mark.parametrize("splits", [1, 3, 7])
+def test_any_number_of_parts_gives_the_same_attention(splits, device, monkeypatch):
+    monkeypatch.setattr(module, "decode_splits", lambda *_: splits)
+    contexts = scattered(
+        [1, 200, 257], heads=1, head_dim=64, page=16, dtype=torch.float32, device=device
+    )
+    q = queries(3, 3, 64, torch.float32, device)
+    expected = decode(q, contexts, [0, 1, 2], paged_decode_reference)
+    assert_near(decode(q, contexts, [0, 1, 2]), expected, torch.float32)
+
+
+def test_takes_no_sequences(device):
+    contexts = scattered([], heads=1, head_dim=64, page=16, dtype=torch.float32, device=device)
+    assert not decode(queries(2, 1, 64, torch.float32, device), contexts, []).any()
+
+
+@pytest.mark.gpu
+def test_a_thousand_runs_give_the_same_bits(device):
+    contexts = scattered(
+        [700, 65, 3000], heads=8, head_dim=128, page=64, dtype=torch.bfloat16, device=device
+    )
+    q = queries(3, 32, 128, torch.bfloat16, device)
+    first = decode(q, contexts, [0, 1, 2])
+    assert all(torch.equal(decode(q, contexts, [0, 1, 2]), first) for _ in range(1000))
