@@ -18,7 +18,7 @@ from engine.cli import Demo, parse
 from engine.config import EngineConfig
 from engine.core import Core
 from engine.counts import CountRecord
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from engine.metrics import EngineMetrics
 from engine.protocol import Welcome
 from engine.residency import P
@@ -36,9 +36,11 @@ def main(argv: Sequence[str]) -> int:
             from engine.demo.build import main as build_demo
 
             return build_demo(list(command.arguments))
+        config = command.config
+        if not Path(config.model).is_dir():  # said before torch takes its seconds to load
+            raise ConfigError(f"--model {config.model}: no such directory")
         from engine.runner import build_runner
 
-        config = command.config
         return serve(config, build_runner(config), ready_fd=command.ready_fd)
     except (EngineError, AddressInvalid, OSError) as error:
         sys.stderr.write(f"error: {error}\n")

@@ -1,0 +1,118 @@
+"""The process: ready line, signals, exit codes and one-line errors."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient, EngineLost
+from engine.protocol import Finish
+from tests.engine.harness import submit
+
+FAKE = """
+import sys
+from engine.__main__ import serve
+from engine.config import EngineConfig
+from tests.fakes.runner import build
+parts = build(num_pages=600, max_model_len=2000)
+parts.runner.pass_seconds, parts.runner.keep_plans = 0.002, False
+config = EngineConfig(model="fake", listen=sys.argv[1], data_dir=sys.argv[2], page_tokens=4)
+sys.exit(serve(config, parts.built, ready_fd=int(sys.argv[3])))
+"""
+
+
+class Process:
+    """An engine of fakes in a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = f"unix:{directory}/e.sock"
+        reading, writing = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FAKE, self.address, str(directory), str(writing)],
+            pass_fds=[writing],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(writing)
+        with os.fdopen(reading) as ready:
+            self.ready = ready.read()
+
+    async def connect(self) -> EngineClient:
+        return await EngineClient.connect(self.address, gateway="gw")
+
+    def exit_code(self) -> int:
+        _, self.errors = self.process.communicate(timeout=20)
+        return self.process.returncode
+
+
+async def test_it_says_when_it_is_ready_and_drains_on_sigterm(tmp_path: Path) -> None:
+    engine = Process(tmp_path)
+    assert engine.ready.startswith(f"ready {engine.address}")
+    client = await engine.connect()
+    async with client.generate(submit(max_tokens=100)) as stream:
+        await anext(aiter(stream))
+        engine.process.send_signal(signal.SIGTERM)
+        outputs = [output async for output in stream]
+    assert outputs[-1].finish is Finish.LENGTH
+    await client.wait_lost()
+    assert client.goodbye == "drained"
+    await client.close()
+    assert engine.exit_code() == 0
+
+
+async def test_a_killed_engine_is_noticed_at_once_and_its_record_survives(tmp_path: Path) -> None:
+    engine = Process(tmp_path)
+    client = await engine.connect()
+    async with client.generate(submit("done", max_tokens=5)) as stream:
+        assert [output async for output in stream][-1].finish is Finish.LENGTH
+    async with client.generate(submit("cut", max_tokens=1900)) as stream:
+        await anext(aiter(stream))
+        engine.process.kill()
+        with pytest.raises(EngineLost):
+            async for _ in stream:
+                pass
+    await client.close()
+    engine.exit_code()
+    again = Process(tmp_path)
+    client = await again.connect()
+    done, cut = await client.counts(["done", "cut"])
+    assert (done.completion_tokens, done.finished) == (5, True)
+    assert (cut.prompt_tokens, cut.finished) == (3, False)
+    assert done.boot != client.welcome.boot
+    await client.close()
+    again.process.terminate()
+    assert again.exit_code() == 0
+
+
+async def test_a_second_interrupt_leaves_at_once(tmp_path: Path) -> None:
+    engine = Process(tmp_path)
+    client = await engine.connect()
+    async with client.generate(submit(max_tokens=1900)) as stream:
+        await anext(aiter(stream))
+        engine.process.send_signal(signal.SIGINT)
+        await anext(aiter(stream))
+        engine.process.send_signal(signal.SIGINT)
+        with pytest.raises(EngineLost):
+            async for _ in stream:
+                pass
+    await client.close()
+    assert engine.exit_code() != 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--max-num-seqs", "0"], "max_num_seqs=0", id="setting"),
+        pytest.param([], "no/such/model", id="model"),
+    ],
+)
+def test_what_prevents_serving_is_said_in_one_line(arguments: list[str], words: str) -> None:
+    command = [sys.executable, "-m", "engine", "serve", "--model", "/no/such/model", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
