@@ -24,8 +24,13 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine import Connection, Dialect
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    create_async_engine,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.errors import Conflict
@@ -97,18 +102,15 @@ class Database:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """A session over one consistent view. Changes made in it are not kept."""
-        async with named_failures(), AsyncSession(self._reader, expire_on_commit=False) as session:
+        async with _connected(self._reader) as session:
             yield session
 
     @asynccontextmanager
     async def unit_of_work(self) -> AsyncIterator[AsyncSession]:
         """A session whose changes are committed when the block ends, and undone if it raises."""
-        async with (
-            named_failures(),
-            AsyncSession(self.writer, expire_on_commit=False) as session,
-            session.begin(),
-        ):
+        async with _connected(self.writer) as session:
             yield session
+            await session.commit()
 
     @asynccontextmanager
     async def publish(self) -> AsyncIterator[AsyncSession]:
@@ -121,6 +123,18 @@ class Database:
             row.value += 1
         if self._notify is not None:
             await self._notify()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """A bare connection whose changes are committed at the end: for migrations."""
+        connection = self.writer.connect()
+        async with _named_failures(), _connecting():
+            await connection.start()
+        try:
+            async with _named_failures(), connection.begin():
+                yield connection
+        finally:
+            await connection.close()
 
     async def epoch(self) -> int:
         async with self.reading() as session:
@@ -199,7 +213,26 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def named_failures() -> AsyncIterator[None]:
+async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+    async with _named_failures(), AsyncSession(engine, expire_on_commit=False) as session:
+        async with _connecting():
+            await session.connection()
+        yield session
+
+
+@asynccontextmanager
+async def _connecting() -> AsyncIterator[None]:
+    """Whatever goes wrong here means that there is no database: refused, wrong name, password."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise DatabaseUnavailable(f"database: {error.orig}") from error
+    except OSError as error:
+        raise DatabaseUnavailable(f"database: {error}") from error
+
+
+@asynccontextmanager
+async def _named_failures() -> AsyncIterator[None]:
     """Turns what the drivers raise into DatabaseUnavailable, or Conflict for a lost race."""
     try:
         yield

@@ -11,7 +11,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from gateway.catalog import models as catalog
-from gateway.db import Base, Database, named_failures
+from gateway.db import Base, Database
 from gateway.identity import models as identity
 from gateway.usage import models as usage
 
@@ -36,7 +36,7 @@ async def differences(database: Database) -> list[object]:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return list(compare_metadata(context, METADATA))
 
-    async with named_failures(), database.engine.connect() as connection:
+    async with database.transaction() as connection:
         return await connection.run_sync(compare)
 
 
@@ -52,7 +52,7 @@ async def _run(database: Database, act: Callable[[Config], None]) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         act(_config(connection))
 
-    async with named_failures(), database.writer.begin() as connection:
+    async with database.transaction() as connection:
         await connection.run_sync(locked)
 
 

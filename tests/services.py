@@ -1,11 +1,12 @@
 """Real stores for tests, started without root and without fixed ports, and removed afterwards.
 
-A ``conftest.py`` imports the fixtures for the tests beside it.
-``database`` runs a test once on SQLite and once on Postgres, each time on an empty, migrated
-database of its own.
+A ``conftest.py`` imports the fixtures for the tests beside it. ``database`` runs a test once on
+SQLite and once on Postgres, each time migrated and empty; ``database_url`` is one without tables.
+Servers are started once for a whole run.
 """
 
-import os
+import asyncio
+import shutil
 import signal
 import tempfile
 import warnings
@@ -21,20 +22,39 @@ from migrations import runner
 
 
 class Postgres:
-    """One server per test session on a Unix socket; one fresh database per test."""
+    """One server for the run, on a Unix socket."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri  # of the maintenance database
+        self._migrated: str | None = None
 
-    async def create(self) -> str:
+    def create(self) -> str:
         """The SQLAlchemy URL of a new, empty database."""
         name = f"t{uuid4().hex}"
-        connection = await asyncpg.connect(self.uri)
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        asyncio.run(self._execute(self.uri, f"CREATE DATABASE {name} TEMPLATE template0"))
+        url = self.uri.replace("postgresql://", "postgresql+asyncpg://")
+        return url.replace("/postgres?", f"/{name}?")
+
+    def migrated(self) -> str:
+        """One migrated database, emptied: a new one for each test would be 300 files each."""
+        if self._migrated is None:
+            self._migrated = self.create()
+            asyncio.run(migrate(self._migrated))
+        tables = ", ".join(name for name in runner.METADATA.tables if name != "epoch")
+        empty = f"TRUNCATE {tables}; UPDATE epoch SET value = 0"
+        asyncio.run(self._execute(self._migrated.replace("+asyncpg", ""), empty))
+        return self._migrated
+
+    async def _execute(self, uri: str, statement: str) -> None:
+        connection = await asyncpg.connect(uri)
+        await connection.execute(statement)
         await connection.close()
-        return self.uri.replace("postgresql://", "postgresql+asyncpg://").replace(
-            "/postgres?", f"/{name}?"
-        )
+
+
+async def migrate(url: str) -> None:
+    database = Database(url)
+    await runner.upgrade(database)
+    await database.close()
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +69,9 @@ def postgres() -> Iterator[Postgres]:
             server.psql(f"ALTER SYSTEM SET {name} = off")
         server.psql("SELECT pg_reload_conf()")
         yield Postgres(server.get_uri())
-        os.kill(server.get_pid(), signal.SIGQUIT)  # at once, without a last checkpoint
+        process = server.get_postmaster_info().process
+        process.send_signal(signal.SIGQUIT)  # at once, without a last checkpoint
+        process.wait(10)
         server.cleanup()
 
 
@@ -61,19 +83,39 @@ def redis_url() -> Iterator[str]:
         yield server.connection_url
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("sqlite") / "migrated.db"
+    asyncio.run(migrate(f"sqlite+aiosqlite:///{file}"))
+    return file
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database, not migrated."""
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
-    server: Postgres = request.getfixturevalue("postgres")
-    return await server.create()
+def backend(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """A migrated database."""
-    database = Database(database_url)
-    await runner.upgrade(database)
+def database_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database, not migrated."""
+    if backend == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.create()
+
+
+@pytest.fixture
+def migrated_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if backend == "sqlite":
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / "migrated.db")
+        return f"sqlite+aiosqlite:///{tmp_path / 'migrated.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.migrated()
+
+
+@pytest.fixture
+async def database(migrated_url: str) -> AsyncIterator[Database]:
+    database = Database(migrated_url)
     yield database
     await database.close()

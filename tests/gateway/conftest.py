@@ -1,5 +1,21 @@
 """The stores that gateway tests run against."""
 
-from tests.services import database, database_url, postgres, redis_url
+from tests.services import (
+    backend,
+    database,
+    database_url,
+    migrated_sqlite,
+    migrated_url,
+    postgres,
+    redis_url,
+)
 
-__all__ = ["database", "database_url", "postgres", "redis_url"]
+__all__ = [
+    "backend",
+    "database",
+    "database_url",
+    "migrated_sqlite",
+    "migrated_url",
+    "postgres",
+    "redis_url",
+]

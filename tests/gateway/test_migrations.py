@@ -33,9 +33,12 @@ async def test_each_revision_goes_up_down_and_up_again(database_url, revision):
     await database.close()
 
 
-async def test_going_down_to_base_leaves_nothing(database):
+async def test_going_down_to_base_leaves_nothing(database_url):
+    database = Database(database_url)
+    await runner.upgrade(database)
     await runner.downgrade(database, "base")
     assert await table_names(database) == set()
+    await database.close()
 
 
 async def test_gateways_that_start_at_once_migrate_once(database_url):
