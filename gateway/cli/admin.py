@@ -5,13 +5,10 @@ standard output as a table, or as JSON with ``--json``. What is wrong is said in
 standard error, with exit code 1 (2 for wrong usage).
 """
 
-import argparse
 from collections.abc import Callable
-from typing import TypeAlias
 
 from gateway.cli import adapters, keys, tenants, usage
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+from gateway.cli.desk import Commands
 
 GROUPS: dict[str, tuple[Callable[[Commands], None], str]] = {
     "tenant": (tenants.add, "create, list and revoke tenants"),

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from gateway import redis
 from gateway.cli.flags import DEFAULT_DATA_DIR
@@ -18,6 +19,8 @@ from migrations import runner
 
 REDIS_TIMEOUT_S = 1.0
 
+# Any: each program's own kind of parser.
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 Command = Callable[["Desk", argparse.Namespace], Awaitable[Row | Sequence[Row]]]
 
 
@@ -57,7 +60,7 @@ class Desk:
 
 
 def add_command(
-    group: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    group: Commands,
     name: str,
     run: Command,
     *,
@@ -65,7 +68,9 @@ def add_command(
     make: bool = False,
 ) -> argparse.ArgumentParser:
     """A command with the options all of them take, that answers what ``run`` returns."""
-    parser = group.add_parser(name, help=help, description=help, allow_abbrev=False)
+    parser: argparse.ArgumentParser = group.add_parser(
+        name, help=help, description=help, allow_abbrev=False
+    )
     parser.add_argument(
         "--data-dir",
         type=Path,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from gateway.cli.desk import Desk, add_command
+from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
 from gateway.errors import InvalidRequest
 from gateway.identity.models import ApiKey
@@ -17,7 +17,7 @@ SPAN = re.compile(r"([1-9][0-9]{0,4})([hdw])", re.ASCII)
 HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
 
-def add(group: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(group: Commands) -> None:
     made = add_command(group, "create", create, help="make a key and print it, once")
     made.add_argument("--tenant", metavar="NAME", help="whose key it is")
     made.add_argument("--name", default="default", help="to tell keys apart")

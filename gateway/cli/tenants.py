@@ -3,14 +3,14 @@
 import argparse
 from collections.abc import Sequence
 
-from gateway.cli.desk import Desk, add_command
+from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
 from gateway.identity.models import Project
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService
 
 
-def add(group: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(group: Commands) -> None:
     made = add_command(group, "create", create, help="make a tenant", make=True)
     made.add_argument("name", metavar="NAME")
     made.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from gateway.cli.desk import Desk, add_command
+from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
 from gateway.errors import Conflict
 from gateway.identity.service import IdentityService
@@ -15,13 +15,13 @@ from gateway.usage.repository import LedgerRepository, UsageRepository
 from gateway.usage.service import PriceList
 
 
-def add_usage(group: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_usage(group: Commands) -> None:
     used = add_command(group, "usage", usage, help="what a tenant used, by model")
     used.add_argument("--tenant", required=True, metavar="NAME")
     add_command(group, "settle", settle, help="bring a stopped gateway's log into the database")
 
 
-def add_prices(group: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_prices(group: Commands) -> None:
     made = add_command(group, "set", set_price, help="price a base model from now on")
     made.add_argument("model", metavar="MODEL", help="its served name")
     for name in ("input", "cached-input", "output"):

@@ -59,7 +59,10 @@ def memory_limiter() -> RateLimiter:
 
 def redis_limiter(redis: Redis, *, deadline_s: float) -> RateLimiter:
     """Closes the client when it is closed. Without Redis it goes on with a local share."""
-    return RateLimiter(DegradingBuckets(RedisBuckets(redis), deadline_s=deadline_s))
+    shared = RedisBuckets(redis)
+    return RateLimiter(
+        DegradingBuckets(shared, deadline_s=deadline_s, replicas=lambda: shared.gateways)
+    )
 
 
 def _asks(principal: Principal, *, requests: int, tokens: int) -> list[Ask]:

@@ -5,11 +5,13 @@ already stays as it is, so a crash anywhere only means reading a little again. T
 position is the Started of the oldest request still open: what lies behind it is settled.
 
 A Started of an earlier run without a Finished is an orphan: its gateway died. It is closed with
-what the engine's own record says, or, where no engine knows it, as failed and free.
+what the engine's own record says, or, where no engine knows it, as failed and free. Engines may
+take a while to be reached after a start, so an orphan that nobody knows is asked for again first.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 BATCH = 500  # records read at a time
 LOOKUP_TIMEOUT_S = 10.0  # for one orphan
+ASK_AGAIN_S = 2.0
+PATIENCE_S = 60.0  # after the start; then what nobody knows is closed
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Lookup = Callable[[str], Awaitable[Counts | None]]  # request -> what an engine says it did
@@ -48,11 +52,19 @@ class Ledger:
         *,
         live_from: int | None = None,
         lookup: Lookup = nobody_knows,
+        patience_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``patience_s`` defaults to PATIENCE_S where there is somebody to ask."""
         self._log = usage_log
         self._database = database
         self._live_from = live_from
         self._lookup = lookup
+        self._clock = clock
+        if patience_s is None:
+            patience_s = 0.0 if lookup is nobody_knows else PATIENCE_S
+        self._patient_until = clock() + patience_s
+        self._ask_at = 0.0  # not before then
         self._open: dict[str, Entry] = {}  # Started without Finished, in the order of the log
         self._cursor: Position | None = None  # read up to here
         self.unpriced = 0  # events without a price, since the start; for the metrics
@@ -109,33 +121,30 @@ class Ledger:
             if isinstance(entry.record, Started)
             and (self._live_from is None or entry.start.segment < self._live_from)
         ]
-        if not orphans or self._cursor is None:
+        if not orphans or self._cursor is None or self._clock() < self._ask_at:
             return
-        ended = [(started, await self._closing(started)) for started in orphans]
-        gone = {started.request for started in orphans}
-        still_open = {name: e for name, e in self._open.items() if name not in gone}
-        await self._write(ended, still_open, self._cursor, recovered=True)
-        log.warning("closed %d requests whose gateway had died", len(orphans))
+        self._ask_at = self._clock() + ASK_AGAIN_S
+        answers = await asyncio.gather(*(self._ask(orphan.request) for orphan in orphans))
+        impatient = self._clock() >= self._patient_until
+        ended = [
+            (orphan, _closing(orphan, counts))
+            for orphan, counts in zip(orphans, answers, strict=True)
+            if impatient or (counts is not None and counts.finished)
+        ]
+        if ended:
+            gone = {orphan.request for orphan, _ in ended}
+            still_open = {name: e for name, e in self._open.items() if name not in gone}
+            await self._write(ended, still_open, self._cursor, recovered=True)
+            log.warning("closed %d requests whose gateway had died", len(ended))
 
-    async def _closing(self, started: Started) -> Finished:
-        counts = None
+    async def _ask(self, request: str) -> Counts | None:
+        """None: no engine says that it knows this request."""
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                counts = await self._lookup(started.request)
+                counts = await self._lookup(request)
         except TimeoutError:
-            log.warning("no engine answered for %s", started.request)
-        known = counts is not None and bool(counts.boot)
-        return Finished(
-            request=started.request,
-            outcome=Outcome.FAILED,
-            prompt_tokens=counts.prompt_tokens if counts and known else started.prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=counts.completion_tokens if counts and known else 0,
-            finish_reason=None,
-            engine="",
-            boot=counts.boot if counts else "",
-            at_ns=started.at_ns,
-        )
+            return None
+        return counts if counts is not None and counts.boot else None
 
     async def _write(
         self,
@@ -167,6 +176,21 @@ class Ledger:
         self.unpriced += len(unpriced)
         for request in sorted(lost):
             log.error("usage of %s has an end and no beginning: the log was damaged", request)
+
+
+def _closing(started: Started, counts: Counts | None) -> Finished:
+    """The end of a request whose gateway could not write one."""
+    return Finished(
+        request=started.request,
+        outcome=Outcome.FAILED,
+        prompt_tokens=counts.prompt_tokens if counts else started.prompt_tokens,
+        cached_tokens=0,
+        completion_tokens=counts.completion_tokens if counts else 0,
+        finish_reason=None,
+        engine="",
+        boot=counts.boot if counts else "",
+        at_ns=started.at_ns,
+    )
 
 
 def event_of(

@@ -159,7 +159,18 @@ async def test_requests_of_a_dead_gateway_are_closed_by_the_engines_count(databa
     recorder = await Recorder.open(usage_log)
     await recorder.started(started("req_running"))
     await record(recorder, "req_new")
-    ledger = Ledger(usage_log, database, live_from=recorder.first_segment, lookup=lookup)
+    now = 0.0
+    ledger = Ledger(
+        usage_log,
+        database,
+        live_from=recorder.first_segment,
+        lookup=lookup,
+        patience_s=60,
+        clock=lambda: now,
+    )
+    await ledger.settle()
+    assert set(await stored(database)) == {"req_known", "req_done", "req_new"}
+    now = 61.0  # the engines had the time to come back
     await ledger.settle()
     events = await stored(database)
     await recorder.close()

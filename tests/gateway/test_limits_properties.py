@@ -12,6 +12,7 @@ from gateway.errors import TokensLimited
 from gateway.limits.degrading import FAILURES_TO_OPEN, DegradingBuckets
 from gateway.limits.limiter import RateLimiter, redis_limiter
 from gateway.limits.memory import SWEEP_EVERY, MemoryBuckets
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.redis import connect
 from tests.gateway.test_limits import granted, principal
 
@@ -146,6 +147,20 @@ async def test_an_open_breaker_does_not_wait_for_the_store_and_closes_when_it_is
     for lease in leases:  # taken here, so given back here
         await limiter.settle(lease, 0)
     assert store.asked == FAILURES_TO_OPEN + 1
+
+
+async def test_gateways_learn_how_many_share_the_limits(redis_url):
+    now = 0.0
+    clients = [connect(Secret(redis_url), timeout_s=2) for _ in range(3)]
+    await clients[0].flushall()
+    gateways = [RedisBuckets(client, lambda: now) for client in clients]
+    for _ in range(2):
+        for gateway in gateways:
+            await RateLimiter(gateway).reserve(principal(requests=9), "req_1", 1)
+        now += 6
+    assert [gateway.gateways for gateway in gateways] == [3, 3, 3]
+    for gateway in gateways:
+        await gateway.close()
 
 
 async def test_a_redis_that_is_not_there_does_not_stop_requests():
