@@ -110,8 +110,9 @@ class Settings:
         for name in ("max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
-        if not (self.key_environment.isascii() and self.key_environment.isalnum()):
-            raise ConfigError(f"key_environment={self.key_environment!r}: ASCII letters and digits")
+        name = self.key_environment
+        if not (name.isascii() and name.isalnum() and len(name) <= 16):
+            raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")
         if self.key_environment == "admin":
             raise ConfigError("key_environment='admin' is reserved for admin keys")
         if self.open and not is_loopback(self.host):

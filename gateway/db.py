@@ -238,7 +238,10 @@ async def _named_failures() -> AsyncIterator[None]:
         yield
     except IntegrityError as error:
         raise Conflict("another change came first; look again, then repeat") from error
-    except (OperationalError, InterfaceError) as error:
+    except DBAPIError as error:
+        lost = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+        if not lost:  # a fault of ours
+            raise
         raise DatabaseUnavailable(f"database: {error.orig}") from error
     except (ConnectionError, TimeoutError) as error:
         raise DatabaseUnavailable(f"database: {error or type(error).__name__}") from error

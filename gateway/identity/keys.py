@@ -20,8 +20,10 @@ CHECKSUM_LENGTH = 6
 ADMIN = "admin"  # the environment of admin keys
 MAX_LENGTH = 128  # nothing longer is looked at
 
+ENVIRONMENT = re.compile(r"[A-Za-z0-9]{1,16}", re.ASCII)
+
 _SHAPE = re.compile(
-    rf"sk-([A-Za-z0-9]{{1,16}})-([0-9A-Za-z]{{{PUBLIC_LENGTH}}})"
+    rf"sk-({ENVIRONMENT.pattern})-([0-9A-Za-z]{{{PUBLIC_LENGTH}}})"
     rf"-[0-9A-Za-z]{{{SECRET_LENGTH}}}([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})",
     re.ASCII,
 )

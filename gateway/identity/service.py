@@ -91,7 +91,12 @@ class IdentityService:
     def issue(
         self, project: Project, terms: KeyTerms, *, peppers: Peppers, environment: str = "live"
     ) -> keys.Key:
-        """The returned key is the only copy of its text."""
+        """The returned key is the only copy of its text. Raises InvalidRequest."""
+        if keys.ENVIRONMENT.fullmatch(environment) is None or environment == keys.ADMIN:
+            raise InvalidRequest(
+                f"environment {environment[:20]!r}: 1 to 16 letters and digits, not 'admin'",
+                param="environment",
+            )
         key = keys.generate(environment)
         self._keep(key, terms, peppers, organisation=project.organisation_id, project=project.id)
         return key

@@ -163,6 +163,8 @@ def test_an_adapter_that_does_not_fit_says_why_in_one_line(shell, tmp_path):
         (("key", "create", "--tenant", "acme", "--rpm", "0"), "requests_per_minute 0"),
         (("key", "create", "--tenant", "acme", "--expires", "soon"), "expiry 'soon'"),
         (("key", "create", "--tenant", "acme", "--expires", "2001-01-01"), "in the past"),
+        (("key", "create", "--tenant", "acme", "--environment", "admin"), "environment 'admin'"),
+        (("key", "create", "--tenant", "acme", "--environment", "a-b"), "environment 'a-b'"),
         (("key", "create", "--admin", "--organisation", "none"), "no organisation"),
         (("key", "revoke", "key_none"), "no key of this id"),
         (("adapter", "list", "--tenant", "nobody"), "no tenant"),

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict
@@ -124,6 +125,44 @@ async def test_a_database_that_does_not_exist_is_named(postgres):
     with pytest.raises(DatabaseUnavailable, match="does not exist"):
         await database.epoch()
     await database.close()
+
+
+@pytest.mark.parametrize("backend", ["postgres"])
+async def test_connections_that_postgres_cut_are_replaced(database, migrated_url):
+    operator = Database(migrated_url)
+
+    async def cut(*, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
+        async with operator.unit_of_work() as session:
+            await session.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+                )
+            )
+
+    async def long_query() -> None:
+        async with database.reading() as session:
+            await session.execute(text("SELECT pg_sleep(20)"))
+
+    assert await database.epoch() == 0
+    await cut()  # while idle: nobody notices
+    assert await database.epoch() == 0
+    busy = asyncio.gather(long_query(), cut(after_s=0.3))
+    with pytest.raises(DatabaseUnavailable):
+        await busy
+    assert await database.epoch() == 0
+    await operator.close()
+
+
+@pytest.mark.parametrize("backend", ["postgres"])
+async def test_a_fault_of_ours_is_not_called_unavailability(database):
+    async def misspell() -> None:
+        async with database.reading() as session:
+            await session.execute(text("SELECT nothing FROM epoch"))
+
+    with pytest.raises(SQLAlchemyError):
+        await misspell()
 
 
 async def test_sqlite_keeps_a_write_ahead_log(tmp_path):
