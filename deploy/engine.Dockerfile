@@ -1,13 +1,14 @@
 # The engine: torch and Triton. Build from the repository's root:
 #   docker build -f deploy/engine.Dockerfile -t loratorio-engine .
 # Triton compiles its launchers when a kernel first runs, so the image keeps a C compiler; this
-# base image carries Python's headers. The CUDA libraries come with torch's wheels; the host brings the driver.
+# base image carries Python's headers. The CUDA libraries come with torch's wheels, the driver
+# from the host.
 FROM python:3.11-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home loratorio \
-    && install -d -o loratorio /data /models /cache
+    && install -d -o loratorio /data /data/adapters /data/engine /models /cache
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters

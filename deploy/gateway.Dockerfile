@@ -11,7 +11,7 @@ COPY migrations migrations
 RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[gateway]'
 
 FROM python:3.11-slim
-RUN useradd --uid 10001 --create-home loratorio && install -d -o loratorio /data
+RUN useradd --uid 10001 --create-home loratorio && install -d -o loratorio /data /data/adapters
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 USER loratorio

@@ -10,6 +10,7 @@ from typing import NoReturn
 from gateway.cli import admin
 from gateway.cli.console import Console
 from gateway.cli.flags import FlagsInvalid, add_serve, read_serve
+from gateway.cli.prepare import add_prepare
 from gateway.cli.serve import serve
 
 DESCRIPTION = "One 4-bit base model, very many LoRA adapters, many tenants, one batch."
@@ -50,6 +51,7 @@ def build_parser() -> Parser:
     add_serve(served)
     served.set_defaults(run=_serve)
     admin.add_commands(commands)
+    add_prepare(commands)
     for name, (_before, text) in HANDED_ON.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser

@@ -1,8 +1,10 @@
 """What must be there before the programs start: the model, the database, projects and adapters.
 
-Everything is made once and found again by the next start.
+Everything is made once and found again by the next start. ``loratorio prepare`` does what is
+needed where something else than ``serve`` starts the programs.
 """
 
+import argparse
 import asyncio
 import signal
 import subprocess
@@ -17,9 +19,11 @@ from adapters.errors import BaseUnreadable
 from gateway.bootstrap import Access, ensure_demo, ensure_tenants
 from gateway.cli.child import die_with_parent, our_environment
 from gateway.cli.console import Console
+from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.flags import ServeOptions
 from gateway.cli.preflight import CannotServe
 from gateway.cli.ready import write_private
+from gateway.cli.table import Row
 from gateway.config import ConfigError, Settings
 from gateway.db import DatabaseUnavailable
 from gateway.errors import GatewayError
@@ -72,3 +76,18 @@ def ensure_access(options: ServeOptions, settings: Settings) -> Access:
         raise CannotServe(str(error)) from error
     except GatewayError as error:  # an adapter that does not fit
         raise CannotServe(error.message) from error
+
+
+def add_prepare(commands: Commands) -> None:
+    parser = add_command(
+        commands, "prepare", _prepare, help="migrate the database, note the base model", make=True
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the checkpoint")
+
+
+async def _prepare(desk: Desk, arguments: argparse.Namespace) -> Row:
+    try:
+        await asyncio.to_thread(write_base_spec, arguments.model, desk.files.base_spec)
+    except BaseUnreadable as error:
+        raise ConfigError(str(error)) from error
+    return {"database": "migrated", "base": str(desk.files.base_spec)}

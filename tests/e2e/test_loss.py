@@ -76,9 +76,7 @@ def test_every_waiting_client_is_told_that_the_engine_died_and_the_next_is_serve
 
     with ThreadPoolExecutor(4) as pool:
         told = [pool.submit(until_told) for _ in range(4)]
-        assert eventually(
-            lambda: server.metric("loratorio_engine_num_requests_running") == 4, 60.0
-        )
+        assert eventually(lambda: server.metric("loratorio_engine_num_requests_running") == 4, 60.0)
         killed = time.monotonic()
         server.kill("engine")
         codes = [each.result(timeout=30) for each in told]

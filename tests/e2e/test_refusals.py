@@ -52,7 +52,7 @@ def test_wrong_malformed_revoked_and_missing_keys_are_one_and_the_same_401(serve
 
 
 def new_key(server: Server, project: str) -> str:
-    made = loratorio("key", "create", project, "--data-dir", str(server.data_dir))
+    made = loratorio("key", "create", "--tenant", project, "--data-dir", str(server.data_dir))
     assert made.returncode == 0, made.stderr
     return next(word for word in made.stdout.split() if word.startswith("sk-"))
 
