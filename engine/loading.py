@@ -169,7 +169,7 @@ class Weights:
             )
         self._used.add(name)
         tensor = self._checkpoint.tensor(name)
-        if not bool(tensor.isfinite().all()):
+        if not all(bound.isfinite() for bound in tensor.aminmax()):  # NaN is a bound of its own
             raise CheckpointInvalid(f"{_module(name)}: found values that are not finite in {name}")
         return tensor
 

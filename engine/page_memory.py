@@ -7,6 +7,9 @@ KV takes the first ``L * 2 * KVH * PS * D`` elements of a page. Real models' pag
 else; a page of a very small model is made larger, so that any adapter block fits in it.
 """
 
+import math
+import mmap
+
 import torch
 
 from engine.models.spec import ModelSpec
@@ -23,7 +26,8 @@ def page_elements(spec: ModelSpec, page_tokens: int) -> int:
 
 
 class PageMemory:
-    """Belongs to the engine loop's thread. Starts zeroed, which costs nothing until touched."""
+    """Belongs to the engine loop's thread. Starts zeroed; on CPU an untouched page takes no
+    memory."""
 
     def __init__(
         self,
@@ -36,9 +40,17 @@ class PageMemory:
     ) -> None:
         self.page_tokens, self.num_pages = page_tokens, num_pages
         elements = page_elements(spec, page_tokens)
-        self.pool = torch.zeros((num_pages, elements), dtype=dtype, device=device)
+        self.pool = _zeros((num_pages, elements), dtype, device)
         self.flat = self.pool.view(-1)
         kv = self.pool[:, : spec.kv_elements(page_tokens)].view(
             num_pages, spec.num_layers, 2, spec.num_kv_heads, page_tokens, spec.head_dim
         )
         self.layers = [kv[:, layer] for layer in range(spec.num_layers)]
+
+
+def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.zeros, but on CPU the operating system hands out the memory when it is touched."""
+    if device.type != "cpu" or math.prod(shape) == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -49,10 +49,12 @@ class Quantised:
 
     def dense(self) -> torch.Tensor:
         """The weight as F.linear wants it: float32 [N, K], inputs in their own order."""
-        groups = torch.arange(self.codes.shape[0]) // self.group
-        w = (self.codes.to(torch.int16) - self.zeros[groups]) * self.scales.float()[groups]
+        w = torch.empty(self.codes.shape, dtype=torch.float32)
+        for g, (zeros, scales) in enumerate(zip(self.zeros, self.scales.float(), strict=True)):
+            rows = slice(g * self.group, (g + 1) * self.group)
+            torch.mul(self.codes[rows].to(torch.int16) - zeros, scales, out=w[rows])
         if self.perm is not None:
-            w = torch.empty_like(w).index_copy_(0, self.perm, w)
+            w = w[torch.argsort(self.perm)]
         return w.t().contiguous()
 
 
@@ -101,18 +103,18 @@ def _group(packed: PackedTensors, size: tuple[int, int], claim: Claim) -> int:
 def _unpack_awq(packed: PackedTensors, group: int, claim: Claim) -> Quantised:
     if packed.g_idx is not None:
         _refuse(packed.module, "g_idx beside AWQ tensors", "none")
-    zeros = _nibbles(packed.qzeros, AWQ_ORDER).to(torch.int16)
+    zeros = _nibbles(packed.qzeros, AWQ_ORDER).flatten(1).to(torch.int16)
     if claim.symmetric and bool((zeros != 8).any()):
         _refuse(packed.module, f"zeros {_span(zeros)} with zero_point=false", "8 everywhere")
-    codes = _nibbles(packed.qweight, AWQ_ORDER)
+    codes = _nibbles(packed.qweight, AWQ_ORDER).flatten(1)
     weight = Quantised(codes=codes, scales=packed.scales, zeros=zeros, group=group)
     _check(packed.module, weight)
     return weight
 
 
 def _unpack_gptq(packed: PackedTensors, group: int, claim: Claim) -> Quantised:
-    codes = _nibbles(packed.qweight.t(), range(8)).t().contiguous()  # [K, N]
-    stored = _nibbles(packed.qzeros, range(8)).to(torch.int16)  # [G, N]
+    codes = _nibbles(packed.qweight, range(8), dim=1).flatten(0, 1)  # [K, N]
+    stored = _nibbles(packed.qzeros, range(8)).flatten(1).to(torch.int16)  # [G, N]
     perm = _permutation(packed, codes.shape[0], group)
     if perm is not None:
         codes = codes[perm]
@@ -187,12 +189,14 @@ def _check(module: str, weight: Quantised) -> None:
         _refuse(module, f"weights up to {largest:.3g}", f"at most {LARGEST_WEIGHT:g}")
 
 
-def _nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """uint8 [R, 8C] from int32 [R, C]: nibble i of a word goes to place order[i] of its eight."""
-    out = torch.empty((*words.shape, 8), dtype=torch.uint8)
+def _nibbles(words: torch.Tensor, order: Sequence[int], dim: int = 2) -> torch.Tensor:
+    """uint8, with a new dimension of 8: nibble i of a word goes to place order[i] there."""
+    shape = [*words.shape]
+    shape.insert(dim, 8)
+    out = torch.empty(shape, dtype=torch.uint8)
     for i, place in enumerate(order):
-        out[..., place] = (words >> (4 * i)) & 0xF
-    return out.flatten(-2)
+        out.select(dim, place).copy_((words >> (4 * i)) & 0xF)
+    return out
 
 
 def _span(zeros: torch.Tensor) -> str:
