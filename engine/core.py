@@ -37,6 +37,7 @@ from engine.protocol import (
     Refused,
     Submit,
     ToGateway,
+    TokenLogprobs,
 )
 from engine.residency import P, Residency
 from engine.scheduler import Plan, Planned, Scheduler
@@ -284,32 +285,35 @@ class Core(Generic[P]):
             self._fail(plan, f"the forward pass failed ({type(error).__name__})")
             return
         self._count_pass(plan, started)
-        for item, drawn in zip(plan.planned, result.drawn, strict=True):
-            self._absorb(item, drawn)
+        pairs = list(zip(plan.planned, result.drawn, strict=True))
+        prompt = sum(self._absorb(item, drawn) for item, drawn in pairs)
+        generated = sum(drawn.token is not None for _, drawn in pairs)
+        self._metrics.tokens(prompt=prompt, generated=generated)
 
     def _fail(self, plan: Plan, error: str) -> None:
         for item in plan.planned:
             item.sequence.request.spent -= item.chunk.draw is not None
             self.book.finish(item.sequence, Finish.ERROR, error)
 
-    def _absorb(self, item: Planned, drawn: Drawn) -> None:
+    def _absorb(self, item: Planned, drawn: Drawn) -> int:
+        """Take in what one chunk brought. Returns how many prompt tokens are newly computed."""
         sequence, request = item.sequence, item.sequence.request
         if drawn.failed:
             self.book.finish(sequence, Finish.ERROR, drawn.failed)
-            return
+            return 0
         fresh = sequence.advance(item.stop, drawn)
-        self._metrics.tokens(prompt=fresh)
         if fresh and sequence.prompt_computed == len(request.submit.tokens):
             self.book.note(request)
-        if item.chunk.draw is None or drawn.token is None:
-            return
-        self._metrics.tokens(generated=1)
-        finish = sequence.accept(drawn.token)
+        if item.chunk.draw is not None and drawn.token is not None:
+            self._emit(sequence, drawn.token, drawn.logprobs)
+        return fresh
+
+    def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
+        request, finish = sequence.request, sequence.accept(token)
         stopped = finish is Finish.STOP
-        logprobs = [drawn.logprobs] if drawn.logprobs and not stopped else None
         output = sequence.say(
-            [] if stopped else [drawn.token],
-            logprobs,
+            [] if stopped else [token],
+            [logprobs] if logprobs and not stopped else None,
             finish=finish,
             wants=None if finish else self._ask(request),
         )
