@@ -1,0 +1,421 @@
+"""The 4-bit product on Hopper: ``planes[s] = x[:, part s of K] @ W[part s of K, :]``.
+
+    x        [M, K]   fp16 or bf16, contiguous, K a multiple of 256
+    words    [Np / 128, K / 256, 128, 64] int16, the tiles of ``matmul_w4a16.W4Weight`` (S = 64)
+    meta     [G, Np]  int32: scale in the low half, biased zero in the high half (see ``pack_meta``)
+    planes   [splits, M, Np]  float32, or y [M, Np] in the type of x when splits == 1
+
+One program owns BN columns of W, BM rows of x and one part of K. Its warps have roles: one warp
+copies weight tiles to a ring in shared memory, one copies slices of x, and each warpgroup of four
+warps dequantises its 64 or 128 columns in registers and feeds them to the tensor cores as the
+left operand, so that dequantised weights never pass through shared memory. The rings are guarded
+by full and empty barriers; scales are loaded a block ahead. Sixteen rows are the smallest tile the
+tensor cores take on this side, so one row costs what sixteen do.
+
+Two blocks of 64 columns per group and 128 rows give wrong sums now and then, whatever the order of
+the copies, waits and stores; the cause is not found, so that pair is not offered.
+
+Splitting K gives a small problem enough programs; the planes are summed by whoever reads them, in
+a fixed order, so results do not depend on timing.
+
+A 4-bit code becomes a float by writing it in the mantissa of a constant: 1024 + q in fp16
+(0x6400), 128 + q in bf16 (0x4300), both exact; subtracting the biased zero is exact as well.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton.experimental.gluon.language as gl
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.launch import multiprocessors, require
+
+TILE = 128  # columns of a stored tile
+BLOCK_K = 256  # rows of W in a stored tile
+SLAB = 64  # rows of one nibble plane
+BIAS = {torch.float16: 1024, torch.bfloat16: 128}
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """How one launch cuts the work. Constants of the compiled kernel but for ``splits``."""
+
+    rows: int  # BM: rows of x a program takes; 16, 32, 64, 128 or 256
+    groups: int  # warpgroups that multiply: 1, 2 or 4
+    blocks: int  # blocks of 64 columns per warpgroup: 1 or 2
+    weight_stages: int
+    x_stages: int  # slices of 64 columns of x in flight
+    registers: int = 0  # of worker warpgroups; 0 when there are none
+    cap: int = 0  # registers of every warp, 0: the compiler's choice
+    splits: int = 1  # parts of K, all but the last of equal length
+
+    @property
+    def columns(self) -> int:
+        """BN: columns of W a program owns."""
+        return 64 * self.groups * self.blocks
+
+
+@gluon.jit
+def _nibble_f16(words, j: gl.constexpr):  # type: ignore[no-untyped-def]
+    """1024 + q for even nibbles, 1024 + 16 q for odd ones, two at a time."""
+    if j == 0:
+        return gl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;",
+            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
+    elif j == 1:
+        return gl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x00F000F0, 0x64006400, 0xEA;",
+            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
+    elif j == 2:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 $0, t, 0x000F000F, 0x64006400, 0xEA; }",
+            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
+    else:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 $0, t, 0x00F000F0, 0x64006400, 0xEA; }",
+            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
+
+
+@gluon.jit
+def _nibble_bf16(words, j: gl.constexpr):  # type: ignore[no-untyped-def]
+    """128 + q, two at a time."""
+    if j == 0:
+        return gl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;",
+            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
+    elif j == 1:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.u32 t, $1, 4; lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }",
+            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
+    elif j == 2:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }",
+            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
+    else:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.u32 t, $1, 12; lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }",
+            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
+
+
+@gluon.jit
+def _dequantise(words, j: gl.constexpr, meta, DTYPE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Slab j of a word tile [64, 64] times its scales; meta [64] holds scale and biased zero."""
+    scale = gl.expand_dims((meta & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True), 1)
+    zero = gl.expand_dims((meta >> 16).to(gl.int16).to(DTYPE, bitcast=True), 1)
+    if DTYPE == gl.bfloat16:  # noqa: SIM300
+        return (_nibble_bf16(words, j) - zero) * scale
+    elif j % 2 == 0:
+        return (_nibble_f16(words, j) - zero) * scale
+    else:
+        # (1024 + 16 q) / 16 = 64 + q, so the zero is biased by 64 here instead of 1024
+        return (_nibble_f16(words, j) * 0.0625 - (zero.to(gl.float32) - 960.0).to(DTYPE)) * scale
+
+
+@gluon.jit
+def _copy_weights(  # type: ignore[no-untyped-def]
+    w_desc, ring, full, empty, first, stride, BLOCKS,
+    TILES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Producer: stage s of the ring gets TILES neighbouring word tiles of one block of K."""
+    for i in range(BLOCKS):
+        s = i % STAGES
+        mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(s), TILES * 128 * 128)
+        for t in gl.static_range(TILES):
+            row = first + t * stride + i * 128
+            tma.async_copy_global_to_shared(
+                w_desc, [row, 0], full.index(s), ring.index(s * TILES + t)
+            )
+
+
+@gluon.jit
+def _copy_x(x_desc, ring, full, empty, m0, k0, BLOCKS, BM: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Producer: one [BM, 64] slice of x per stage; rows past M arrive as zeros."""
+    for t in range(BLOCKS * 4):
+        s = t % STAGES
+        mbarrier.wait(empty.index(s), ((t // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(s), BM * 128)
+        tma.async_copy_global_to_shared(x_desc, [m0, k0 + t * 64], full.index(s), ring.index(s))
+
+
+@gluon.jit
+def _store(acc, out, n0, m0, M, N, BM: gl.constexpr):  # type: ignore[no-untyped-def]
+    """acc [64, BM] is a transposed tile of out [M, N]."""
+    value = acc.to(out.dtype.element_ty)
+    if BM >= 128:  # wide tiles gain from whole lines: a change of layout first
+        if out.dtype.element_ty == gl.float32:
+            layout: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+        else:
+            layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])  # type: ignore[no-redef]
+        value = gl.convert_layout(value, layout)
+        n = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+        m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
+        gl.store(out + m[None, :].to(gl.int64) * N + n[:, None], value, mask=m[None, :] < M)
+    else:
+        n = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
+        m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, acc.type.layout))
+        gl.store(out + m[None, :].to(gl.int64) * N + n[:, None], value, mask=m[None, :] < M)
+
+
+@gluon.jit
+def _consume(  # type: ignore[no-untyped-def]
+    w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, out, group0, n0, m0, M, N, BLOCKS,
+    WHO: gl.constexpr, BM: gl.constexpr, NBLK: gl.constexpr, TILES: gl.constexpr,
+    WST: gl.constexpr, XST: gl.constexpr, SPAN: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: dequantise NBLK blocks of 64 columns and multiply, block after block of K.
+
+    SPAN is how many slabs of 64 rows share a scale: 1, 2, 4, or 0 when all of K does.
+    """
+    DTYPE: gl.constexpr = x_ring.dtype
+    mma: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16]
+    )
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=2)
+    COLUMN: gl.constexpr = WHO * NBLK * 64  # first column of this group within the program's
+    TILE_OF: gl.constexpr = COLUMN // 128
+    ROW: gl.constexpr = COLUMN % 128
+    STEP: gl.constexpr = 4 // SPAN if SPAN else 0  # rows of meta per block of K
+    column = n0 + COLUMN + gl.arange(0, 64, layout=gl.SliceLayout(1, left))
+    pointer = meta + group0.to(gl.int64) * N + column
+    acc0 = gl.zeros((64, BM), gl.float32, layout=mma)
+    acc1 = acc0
+    a0 = gl.load(pointer)
+    b0 = a0
+    if NBLK == 2:
+        b0 = gl.load(pointer + 64)
+    a1, a2, a3, b1, b2, b3 = a0, a0, a0, b0, b0, b0
+    if STEP >= 2:
+        a1 = gl.load(pointer + N)
+        if NBLK == 2:
+            b1 = gl.load(pointer + N + 64)
+    if STEP == 4:
+        a2 = gl.load(pointer + 2 * N)
+        a3 = gl.load(pointer + 3 * N)
+        if NBLK == 2:
+            b2 = gl.load(pointer + 2 * N + 64)
+            b3 = gl.load(pointer + 3 * N + 64)
+    for i in range(BLOCKS):
+        c0, c1, c2, c3, d0, d1, d2, d3 = a0, a1, a2, a3, b0, b1, b2, b3
+        if STEP > 0:  # the next block's scales, a whole block ahead of their use
+            pointer += gl.where(i < BLOCKS - 1, STEP * N, 0)
+            a0 = gl.load(pointer)
+            if NBLK == 2:
+                b0 = gl.load(pointer + 64)
+            if STEP >= 2:
+                a1 = gl.load(pointer + N)
+                if NBLK == 2:
+                    b1 = gl.load(pointer + N + 64)
+            if STEP == 4:
+                a2 = gl.load(pointer + 2 * N)
+                a3 = gl.load(pointer + 3 * N)
+                if NBLK == 2:
+                    b2 = gl.load(pointer + 2 * N + 64)
+                    b3 = gl.load(pointer + 3 * N + 64)
+        s = i % WST
+        mbarrier.wait(w_full.index(s), (i // WST) & 1)
+        tile = w_ring.index(s * TILES + TILE_OF)
+        w0 = tile.slice(ROW, 64, 0).load(left)
+        w1 = w0
+        if NBLK == 2:
+            w1 = tile.slice(ROW + 64, 64, 0).load(left)
+        mbarrier.arrive(w_empty.index(s), count=1)
+        for j in gl.static_range(4):
+            t = i * 4 + j
+            if STEP == 4:
+                p = c0 if j == 0 else (c1 if j == 1 else (c2 if j == 2 else c3))
+                q = d0 if j == 0 else (d1 if j == 1 else (d2 if j == 2 else d3))
+            elif STEP == 2:
+                p = c0 if j < 2 else c1
+                q = d0 if j < 2 else d1
+            else:
+                p = c0
+                q = d0
+            # both left operands are ready before either product is issued, and nothing is written
+            # until both are done: registers must not change under a product in flight
+            u0 = _dequantise(w0, j, p, DTYPE)
+            u1 = u0
+            if NBLK == 2:
+                u1 = _dequantise(w1, j, q, DTYPE)
+            xs = t % XST
+            mbarrier.wait(x_full.index(xs), (t // XST) & 1)
+            right = x_ring.index(xs).permute((1, 0))
+            acc0 = warpgroup_mma(u0, right, acc0, is_async=True)
+            if NBLK == 2:
+                acc1 = warpgroup_mma(u1, right, acc1, is_async=True)
+                acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
+            else:
+                acc0 = warpgroup_mma_wait(0, deps=[acc0])
+            mbarrier.arrive(x_empty.index(xs), count=1)
+    _store(acc0, out, n0 + COLUMN, m0, M, N, BM)
+    if NBLK == 2:
+        _store(acc1, out, n0 + COLUMN + 64, m0, M, N, BM)
+
+
+@gluon.jit(do_not_specialize=["M", "K_BLOCKS", "PART"])
+def _w4_kernel(  # type: ignore[no-untyped-def]
+    x_desc, w_desc, meta, out, M, N, K_BLOCKS, PART,
+    BM: gl.constexpr, GROUPS: gl.constexpr, NBLK: gl.constexpr, WST: gl.constexpr,
+    XST: gl.constexpr, SPAN: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    TILES: gl.constexpr = GROUPS * NBLK // 2  # word tiles side by side
+    BN: gl.constexpr = GROUPS * NBLK * 64
+    pid_m = gl.program_id(0)
+    pid_n = gl.program_id(1)
+    part = gl.program_id(2)
+    w_ring = gl.allocate_shared_memory(gl.int16, [WST * TILES, 128, 64], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [XST, BM, 64], x_desc.layout)
+    w_full = gl.allocate_shared_memory(gl.int64, [WST, 1], mbarrier.MBarrierLayout())
+    w_empty = gl.allocate_shared_memory(gl.int64, [WST, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [XST, 1], mbarrier.MBarrierLayout())
+    x_empty = gl.allocate_shared_memory(gl.int64, [XST, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(WST):
+        mbarrier.init(w_full.index(i), count=1)
+        mbarrier.init(w_empty.index(i), count=GROUPS)
+    for i in gl.static_range(XST):
+        mbarrier.init(x_full.index(i), count=1)
+        mbarrier.init(x_empty.index(i), count=GROUPS)
+    fence_async_shared()
+    m0 = pid_m * BM
+    n0 = pid_n * BN
+    block0 = part * PART
+    BLOCKS = gl.minimum(PART, K_BLOCKS - block0)
+    k0 = block0 * 256
+    first = (pid_n * TILES * K_BLOCKS + block0) * 128
+    group0 = block0 * 0
+    if SPAN > 0:
+        group0 = block0 * (4 // SPAN)
+    plane = out + part.to(gl.int64) * M * N
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 0, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
+                                 TILES, WST)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST)),
+            ],
+            [1, 1],
+            [24, 24],
+        )  # fmt: skip
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 0, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 1, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
+                                 TILES, WST)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST)),
+            ],
+            [4, 1, 1],
+            [REGISTERS, 24, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 0, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 1, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 2, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
+                            n0, m0, M, N, BLOCKS, 3, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
+                                 TILES, WST)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST)),
+            ],
+            [4, 4, 4, 1, 1],
+            [REGISTERS, REGISTERS, REGISTERS, 24, 24],
+        )  # fmt: skip
+
+
+def choose_tile(rows: int, columns: int, blocks: int, device: torch.device) -> Tile:
+    """The tile for M rows, Np columns and so many blocks of K.
+
+    One tile shape per bucket of rows was the fastest, or within 2 % of it, on every shape measured
+    (NOTES.md); K is split until two programs per multiprocessor are busy, or one where a program
+    fills a multiprocessor's registers.
+    """
+    bucket, tile = next((b, t) for b, t in _TILES if rows <= b or b == _TILES[-1][0])
+    programs = columns // tile.columns * -(-rows // bucket)
+    wanted = multiprocessors(device) * (1 if bucket >= 128 else 2)
+    splits = max(1, min(round(wanted / programs), blocks // 2, 16))
+    part = -(-blocks // splits)
+    return replace(tile, splits=-(-blocks // part))
+
+
+_TILES = (
+    (16, Tile(rows=16, groups=1, blocks=2, weight_stages=2, x_stages=4, cap=80)),
+    (32, Tile(rows=32, groups=1, blocks=2, weight_stages=3, x_stages=4, cap=128)),
+    (64, Tile(rows=64, groups=2, blocks=1, weight_stages=4, x_stages=4, registers=104, cap=80)),
+    (128, Tile(rows=128, groups=2, blocks=1, weight_stages=4, x_stages=8, registers=232)),
+    (256, Tile(rows=256, groups=2, blocks=1, weight_stages=3, x_stages=4, registers=232)),
+)
+
+
+def pack_meta(scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
+    """Scale and biased zero of every group and column in one word.
+
+    Args:
+        scales: [G, Np] fp16 or bf16.
+        zeros: [G, Np] of any type holding 0 .. 16, or None when all are 8.
+
+    Returns:
+        [G, Np] int32.
+    """
+    require(scales.dtype in BIAS, f"scales: {scales.dtype} is neither float16 nor bfloat16")
+    point = torch.full_like(scales, 8) if zeros is None else zeros.to(scales.dtype)
+    biased = (point.float() + BIAS[scales.dtype]).to(scales.dtype)
+    low = scales.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+    high = biased.contiguous().view(torch.int16).to(torch.int32) << 16
+    return low | high
+
+
+def span_of(group: int, rows: int) -> int:
+    """How many slabs share a scale, or -1 when this kernel does not take the group size."""
+    if group >= rows:
+        return 0
+    return group // SLAB if group in (64, 128, 256) else -1
+
+
+def w4_planes(
+    x: torch.Tensor, words: torch.Tensor, meta: torch.Tensor, tile: Tile, *, group: int
+) -> torch.Tensor:
+    """Launch the kernel; see the module docstring for shapes.
+
+    Returns:
+        [splits, M, Np] float32, or [1, M, Np] in the type of x when ``tile.splits`` is 1.
+    """
+    M, K = x.shape
+    tiles, k_blocks = words.shape[:2]
+    N = tiles * TILE
+    require(k_blocks * BLOCK_K == K, f"x: {K} columns, the weight has {k_blocks * BLOCK_K} rows")
+    require(tile.rows < 128 or tile.blocks == 1, "tile: two blocks with 128 rows are not safe")
+    require(N % tile.columns == 0, f"tile: {tile.columns} columns do not divide {N}")
+    part = -(-k_blocks // tile.splits)
+    require(part * (tile.splits - 1) < k_blocks, f"tile: {tile.splits} parts of {k_blocks} blocks")
+    dtype = x.dtype if tile.splits == 1 else torch.float32
+    out = torch.empty((tile.splits, M, N), dtype=dtype, device=x.device)
+    x_desc = TensorDescriptor.from_tensor(x, [tile.rows, SLAB], LAYOUT)
+    w_desc = TensorDescriptor.from_tensor(words.view(-1, SLAB), [TILE, SLAB], LAYOUT)
+    grid = (-(-M // tile.rows), N // tile.columns, tile.splits)
+    options = {"maxnreg": tile.cap} if tile.cap else {}
+    _w4_kernel[grid](
+        x_desc, w_desc, meta, out, M, N, k_blocks, part,
+        BM=tile.rows, GROUPS=tile.groups, NBLK=tile.blocks, WST=tile.weight_stages,
+        XST=tile.x_stages, SPAN=span_of(group, K), REGISTERS=tile.registers,
+        num_warps=4, **options,
+    )  # fmt: skip
+    return out
