@@ -5,6 +5,7 @@ An address is ``unix:/path/to.sock`` or ``tcp:host:port``.
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -98,7 +99,10 @@ async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def listen(address: str, handler: Handler) -> asyncio.Server:
-    """Accept connections on an address. A stale unix socket file is replaced."""
+    """Accept connections on an address. A stale unix socket file is replaced.
+
+    Raises AddressInvalid, or OSError where that is not possible.
+    """
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
         return await _listen_on_file(Path(rest), handler)
@@ -109,7 +113,18 @@ async def listen(address: str, handler: Handler) -> asyncio.Server:
 
 
 async def _listen_on_file(path: Path, handler: Handler) -> asyncio.Server:
+    if await _answers(path):
+        raise OSError(errno.EADDRINUSE, "another program listens there", str(path))
     path.unlink(missing_ok=True)  # noqa: ASYNC240  once, before anyone is served
     server = await asyncio.start_unix_server(handler, path)
     path.chmod(0o600)  # noqa: ASYNC240
     return server
+
+
+async def _answers(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient, EngineLost
-from engine.protocol import Finish
+from engine.client import EngineClient, EngineLost, RequestRefused
+from engine.protocol import Finish, RefusalCode
 from tests.engine.harness import submit
 
 FAKE = """
@@ -18,7 +18,7 @@ from engine.__main__ import serve
 from engine.config import EngineConfig
 from tests.fakes.runner import build
 parts = build(num_pages=600, max_model_len=2000)
-parts.runner.pass_seconds, parts.runner.keep_plans = 0.002, False
+parts.runner.pass_seconds, parts.runner.keep_plans = 0.005, False
 config = EngineConfig(model="fake", listen=sys.argv[1], data_dir=sys.argv[2], page_tokens=4)
 sys.exit(serve(config, parts.built, ready_fd=int(sys.argv[3])))
 """
@@ -87,13 +87,25 @@ async def test_a_killed_engine_is_noticed_at_once_and_its_record_survives(tmp_pa
     assert again.exit_code() == 0
 
 
+async def drains(client: EngineClient) -> None:
+    """Return once the engine refuses new work."""
+    for i in range(1000):
+        try:
+            async with client.generate(submit(f"probe{i}", max_tokens=1)) as stream:
+                await anext(aiter(stream))
+        except RequestRefused as refused:
+            assert refused.code is RefusalCode.DRAINING
+            return
+    raise AssertionError("it goes on taking requests")
+
+
 async def test_a_second_interrupt_leaves_at_once(tmp_path: Path) -> None:
     engine = Process(tmp_path)
     client = await engine.connect()
     async with client.generate(submit(max_tokens=1900)) as stream:
         await anext(aiter(stream))
         engine.process.send_signal(signal.SIGINT)
-        await anext(aiter(stream))
+        await drains(client)  # two signals sent at once would arrive as one
         engine.process.send_signal(signal.SIGINT)
         with pytest.raises(EngineLost):
             async for _ in stream:

@@ -16,7 +16,10 @@ async def pair(address: str) -> tuple[Gateway, Engine, asyncio.Server]:
     accepted: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        accepted.set_result(Connection(reader, writer, ToEngine))
+        if accepted.done():
+            writer.close()
+        else:
+            accepted.set_result(Connection(reader, writer, ToEngine))
 
     server = await listen(address, accept)
     if address.startswith("tcp:"):
@@ -71,11 +74,23 @@ async def test_a_stale_socket_file_is_replaced_and_private(tmp_path: Path) -> No
     server.close()
 
 
+async def test_an_address_somebody_listens_on_is_not_taken_over(tmp_path: Path) -> None:
+    gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
+    with pytest.raises(OSError, match="another program listens there"):
+        await listen(f"unix:{tmp_path}/e.sock", nobody)
+    await gateway.send(Hello("still served"))
+    assert await engine.receive() == Hello("still served")
+    gateway.abort()
+    engine.abort()
+    server.close()
+
+
+async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
 @pytest.mark.parametrize("address", ["", "unix:", "tcp:host", "tcp::80", "tcp:h:port", "http://x"])
 async def test_a_malformed_address_is_named(address: str) -> None:
-    async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        raise AssertionError
-
     with pytest.raises(AddressInvalid):
         await dial(address)
     with pytest.raises(AddressInvalid):
