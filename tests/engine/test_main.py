@@ -94,8 +94,8 @@ async def drains(client: EngineClient) -> None:
             async with client.generate(submit(f"probe{i}", max_tokens=1)) as stream:
                 await anext(aiter(stream))
         except RequestRefused as refused:
-            assert refused.code is RefusalCode.DRAINING
-            return
+            if refused.code is RefusalCode.DRAINING:
+                return
     raise AssertionError("it goes on taking requests")
 
 
