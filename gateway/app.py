@@ -19,9 +19,9 @@ from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
 from gateway.inference.gate import Gate
 from gateway.inference.intake import Intake
-from gateway.inference.pipeline import Services
 from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
+from gateway.inference.services import Services
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.inference.wire import MOST_PROMPTS

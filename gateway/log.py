@@ -8,29 +8,36 @@ and its place, for its message may quote what a client sent.
 import logging
 import re
 import traceback
-from typing import IO, Any
+from typing import Any, TextIO
 
 import orjson
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 _KEY = re.compile(r"\bsk-[A-Za-z0-9_-]{8,}")
 
 
-def configure(stream: IO[str], *, level: int = logging.INFO) -> None:
-    """Send everything that is logged in this process to a stream. For ``__main__`` alone."""
+def configure(stream: TextIO, *, level: int = logging.INFO) -> None:
+    """Send everything that is logged in this process to a stream. For ``__main__`` alone.
+
+    Our own lines go straight to it; those of libraries come by way of ``logging``.
+    """
+    finish: list[Processor] = [_place_of_error, _blank_keys, _SERIALISE]
+    structlog.configure(
+        processors=[structlog.stdlib.add_log_level, _STAMP, *finish],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,
+    )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*_SHARED, structlog.stdlib.PositionalArgumentsFormatter()],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _place_of_error,
-                _blank_keys,
-                structlog.processors.JSONRenderer(serializer=_serialise),
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, _STAMP
             ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish],
         )
-    )
+    )  # fmt: skip
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
@@ -39,19 +46,8 @@ def configure(stream: IO[str], *, level: int = logging.INFO) -> None:
 
 def logger(name: str) -> FilteringBoundLogger:
     """A logger that takes facts as keywords; ``bind`` adds some to every line."""
-    bound: FilteringBoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-    )
+    bound: FilteringBoundLogger = structlog.get_logger(source=name)
     return bound
-
-
-_SHARED: list[Any] = [
-    structlog.stdlib.add_log_level,
-    structlog.stdlib.add_logger_name,
-    structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-]
 
 
 def _place_of_error(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -74,3 +70,7 @@ def _blank_keys(_logger: WrappedLogger, _method: str, event: EventDict) -> Event
 
 def _serialise(event: EventDict, **_: Any) -> str:
     return orjson.dumps(event, default=str).decode()
+
+
+_STAMP = structlog.processors.TimeStamper(fmt="iso", utc=True, key="at")
+_SERIALISE = structlog.processors.JSONRenderer(serializer=_serialise)

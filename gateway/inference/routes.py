@@ -19,7 +19,8 @@ from gateway.identity.principal import Principal
 from gateway.ids import new_id
 from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
 from gateway.inference.intake import Intake
-from gateway.inference.pipeline import Endpoint, Pipeline, Services
+from gateway.inference.pipeline import Endpoint, Pipeline
+from gateway.inference.services import Services
 from gateway.log import logger
 
 MODEL = "/v1/models/"

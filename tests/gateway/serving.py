@@ -23,9 +23,9 @@ from gateway.health import Health
 from gateway.identity.principal import Principal
 from gateway.inference.gate import Gate
 from gateway.inference.intake import Intake
-from gateway.inference.pipeline import Services
 from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
+from gateway.inference.services import Services
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.limiter import memory_limiter
@@ -226,13 +226,24 @@ async def serving(
         await until(lambda: listener.started and len(fleet.ready) == engines)
         yield Server(listener.port, fakes, snapshot, recorder, metrics, health, tokenizer, routes)
     finally:
-        listener.should_exit = True
-        await serving_task
+        await _stop_at_once(listener, serving_task)
         running.cancel()
         await asyncio.wait([running])
         for fake in fakes:
             await fake.__aexit__(None, None, None)
         threads.shutdown()
+
+
+async def _stop_at_once(listener: Listener, task: asyncio.Task[None]) -> None:
+    """The graceful end, which a test of the whole process covers, polls: too slow for each test."""
+    task.cancel()
+    await asyncio.wait([task])
+    for server in listener.servers:
+        server.close()
+    for connection in list(listener.server_state.connections):
+        connection.transport.abort()
+    if listener.server_state.tasks:
+        await asyncio.wait(listener.server_state.tasks, timeout=5)
 
 
 _numbers = itertools.count()

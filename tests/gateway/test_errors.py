@@ -6,6 +6,7 @@ import io
 import logging
 
 import pytest
+import structlog
 
 from engine.protocol import RefusalCode
 from gateway import log
@@ -302,3 +303,4 @@ def logging_to(stream):
         yield
     finally:
         root.handlers, root.level = handlers, level
+        structlog.reset_defaults()

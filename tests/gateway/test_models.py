@@ -39,3 +39,12 @@ async def test_listing_shows_the_limits_and_takes_nothing_of_them(tmp_path):
             got = await ask(server.port, get("/v1/models", LIMITED_KEY))
             assert got.status == 200
             assert got.headers["x-ratelimit-remaining-requests"] == "3"
+
+
+async def test_the_api_describes_itself(tmp_path):
+    async with serving(tmp_path) as server:
+        document = (await ask(server.port, get("/openapi.json"))).json
+        assert document["openapi"].startswith("3.")
+        assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= set(document["paths"])
+        schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+        assert "temperature" in schema["content"]["application/json"]["schema"]["properties"]

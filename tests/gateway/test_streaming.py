@@ -198,7 +198,7 @@ async def test_an_engine_that_fails_one_request_mid_stream_says_so(tmp_path):
 
 
 async def test_a_request_that_takes_too_long_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("gateway.inference.pipeline.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.inference.call.GRACE_SECONDS", 0.1)
     async with serving(tmp_path, timeout_s=0.1) as server:
         server.engine.knobs.hang_after = 2
         *_, error = frames((await ask(server.port, post(ASKED))).body)

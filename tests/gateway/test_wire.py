@@ -6,6 +6,7 @@ import pytest
 
 from gateway.errors import InvalidJson, InvalidRequest, InvalidType, UnsupportedParameter
 from gateway.inference.body import parse_object
+from gateway.inference.description import CHAT, COMPLETION, SHARED
 from gateway.inference.wire import read_chat, read_completion
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -257,3 +258,20 @@ def test_a_lone_surrogate_in_a_key_can_still_be_answered():
     with pytest.raises(InvalidRequest) as caught:
         parse_object(rb'{"\ud83d":{"x":"\udc00"}}')
     json.dumps(caught.value.body()).encode()
+
+
+@pytest.mark.parametrize(
+    ("read", "properties", "body"),
+    [
+        (read_chat, {**SHARED, **CHAT}, {"model": "m", "messages": HELLO}),
+        (read_completion, {**SHARED, **COMPLETION}, {"model": "m", "prompt": "a"}),
+    ],
+    ids=["chat", "completion"],
+)
+def test_what_the_description_names_is_what_is_read(read, properties, body):
+    for name in properties:
+        if name in body:
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            read({**body, name: object()})  # no field takes this
+        assert caught.value.param == name

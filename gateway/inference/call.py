@@ -1,0 +1,171 @@
+"""One admitted request: recorded, generated, settled, answered.
+
+The end is recorded and the reservation settled exactly once, in any outcome and before the last
+bytes. A client that leaves is billed by the engine's count, an engine that dies by what arrived
+from it.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from gateway.errors import DeadlineExceeded, EngineFailed, EngineLost, GatewayError
+from gateway.http import ClientGone, Reply, Request
+from gateway.inference.answer import Answer, Counts, Written
+from gateway.inference.frames import Frames, error_frames
+from gateway.inference.generation import Generation
+from gateway.inference.order import Order
+from gateway.inference.services import Services
+from gateway.inference.stream import gather, stream
+from gateway.limits.lease import Lease
+from gateway.usage.record import Finished, Outcome, Started
+
+GRACE_SECONDS = 5.0  # what an engine may take beyond its deadline before we stop waiting
+
+
+class Call:
+    """Belongs to one event loop. ``run`` it once."""
+
+    def __init__(
+        self, services: Services, order: Order, lease: Lease, *, frames: Frames, reply: Reply
+    ) -> None:
+        self._do, self._order, self._lease = services, order, lease
+        self._frames, self._reply = frames, reply
+        self._generation = Generation(services.fleet, order.submits())
+        self._answer = Answer(order, services.tokenizer)
+        self._timing = services.metrics.timing(frames.endpoint)
+
+    async def run(self, request: Request) -> None:
+        """Raises GatewayError where nothing was sent yet, ClientGone when nobody waits."""
+        await self._begin()
+        outcome, written = Outcome.FAILED, list[Written]()
+        failure: GatewayError | None = None
+        try:
+            longest = self._order.deadline_ms / 1000 + GRACE_SECONDS
+            async with asyncio.timeout(longest), request.until_gone():
+                written = await self._generate()
+            outcome = Outcome.COMPLETED
+        except ClientGone:
+            outcome = Outcome.CANCELLED
+        except (TimeoutError, DeadlineExceeded):
+            outcome = Outcome.DEADLINE
+            failure = DeadlineExceeded("The answer was not complete in time.")
+        except EngineLost as error:
+            outcome, failure = Outcome.ENGINE_LOST, error
+        except GatewayError as error:
+            failure = error
+        finally:
+            counts = await _to_the_end(self._close(outcome))
+        if outcome is Outcome.CANCELLED:
+            raise ClientGone
+        await self._send_last(failure, written, counts)
+
+    async def _begin(self) -> None:
+        try:
+            await self._do.recorder.started(self._started())
+        except GatewayError:
+            await self._do.limiter.settle(self._lease, 0)
+            raise
+
+    async def _generate(self) -> list[Written]:
+        batches, written = self._generation.batches(), list[Written]()
+        if self._order.options.stream:
+            await stream(
+                batches, self._answer, self._frames, reply=self._reply, heard=self._timing.heard
+            )
+        else:
+            written = await gather(batches, self._answer, heard=self._timing.heard)
+        if not self._answer.complete:
+            raise EngineFailed("The engine ended this request without a reason.")
+        return written
+
+    async def _send_last(
+        self, failure: GatewayError | None, written: list[Written], counts: Counts
+    ) -> None:
+        if failure is not None and not self._reply.begun:
+            raise failure
+        if failure is not None:
+            self._reply.facts["error"] = failure.detail_code
+            await self._reply.end(error_frames(failure))
+        elif self._order.options.stream:
+            await self._reply.end(self._frames.closing(counts))
+        else:
+            await self._reply.json(self._frames.whole(written, counts))
+
+    async def _close(self, outcome: Outcome) -> Counts:
+        """Stop the engine, then write down and settle what it did."""
+        for position, outputs in await self._generation.close():
+            self._answer.count(position, outputs)
+        counts = self._answer.counts()
+        try:
+            await self._do.recorder.finished(self._finished(outcome, counts))
+        finally:
+            # Cached prompt tokens cost next to nothing, so they count for no rate.
+            await self._do.limiter.settle(self._lease, counts.total - counts.cached)
+        self._measure(outcome, counts)
+        self._reply.facts |= {
+            "model": self._order.target.public_name,
+            "outcome": outcome,
+            "finish_reason": self._answer.finish,
+            "prompt_tokens": counts.prompt,
+            "cached_tokens": counts.cached,
+            "completion_tokens": counts.completion,
+        }
+        return counts
+
+    def _measure(self, outcome: Outcome, counts: Counts) -> None:
+        self._timing.finished()
+        self._do.metrics.count_outcome(self._frames.endpoint, outcome)
+        self._do.metrics.count_tokens(
+            self._order.principal.project,
+            self._order.target.public_name,
+            prompt=counts.prompt,
+            cached=counts.cached,
+            completion=counts.completion,
+        )
+
+    def _started(self) -> Started:
+        order, target = self._order, self._order.target
+        return Started(
+            request=order.id,
+            organisation=order.principal.organisation,
+            project=order.principal.project,
+            key=order.principal.key,
+            model=target.public_name,
+            base_model=target.base_model,
+            adapter_id=target.adapter_id,
+            digest=target.adapter.digest if target.adapter else None,
+            endpoint=self._frames.endpoint,
+            prompt_tokens=order.prompt_tokens,
+            at_ns=time.time_ns(),
+        )
+
+    def _finished(self, outcome: Outcome, counts: Counts) -> Finished:
+        return Finished(
+            request=self._order.id,
+            outcome=outcome,
+            prompt_tokens=counts.prompt,
+            cached_tokens=counts.cached,
+            completion_tokens=counts.completion,
+            finish_reason=self._answer.finish,
+            engine=self._generation.engine,
+            boot=self._generation.boot,
+            at_ns=time.time_ns(),
+        )
+
+
+async def _to_the_end(work: Coroutine[Any, Any, Counts]) -> Counts:
+    """Wait for it even if we are cancelled meanwhile; then be cancelled."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

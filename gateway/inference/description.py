@@ -1,0 +1,98 @@
+"""The hot routes in OpenAPI's words: they are raw ASGI, so nothing derives this for us."""
+
+from typing import Any
+
+from gateway.inference.wire import (
+    IGNORED,
+    MOST_ALTERNATIVES,
+    MOST_CHOICES,
+    MOST_STOPS,
+    REFUSED,
+)
+
+Schema = dict[str, Any]
+
+
+def number(low: float, high: float, default: float) -> Schema:
+    return {"type": "number", "minimum": low, "maximum": high, "default": default}
+
+
+def integer(low: int | None = None, high: int | None = None) -> Schema:
+    limits = {"minimum": low, "maximum": high}
+    return {"type": "integer", **{k: v for k, v in limits.items() if v is not None}}
+
+
+def strings(most: int) -> Schema:
+    listed = {"type": "array", "items": {"type": "string"}, "maxItems": most}
+    return {"oneOf": [{"type": "string"}, listed]}
+
+
+FLAG: Schema = {"type": "boolean", "default": False}
+SHARED: dict[str, Schema] = {
+    "model": {"type": "string", "description": "The base, or an adapter of your project."},
+    "temperature": number(0, 2, 1),
+    "top_p": number(0, 1, 1),
+    "top_k": integer(-1),
+    "min_p": number(0, 1, 0),
+    "presence_penalty": number(-2, 2, 0),
+    "frequency_penalty": number(-2, 2, 0),
+    "repetition_penalty": number(0, 10, 1),
+    "seed": {"type": "integer", "format": "int64"},
+    "max_tokens": integer(0),
+    "min_tokens": integer(0),
+    "n": integer(1, MOST_CHOICES),
+    "stop": strings(MOST_STOPS),
+    "stop_token_ids": {"type": "array", "items": integer(0)},
+    "ignore_eos": FLAG,
+    "logit_bias": {"type": "object", "additionalProperties": number(-100, 100, 0)},
+    "stream": FLAG,
+    "stream_options": {"type": "object", "properties": {"include_usage": FLAG}},
+}
+CHAT: dict[str, Schema] = {
+    "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+    "max_completion_tokens": integer(1),
+    "logprobs": FLAG,
+    "top_logprobs": integer(0, MOST_ALTERNATIVES),
+}
+COMPLETION: dict[str, Schema] = {
+    "prompt": {"description": "Text, token ids, or an array of either."},
+    "echo": FLAG,
+    "logprobs": integer(0, MOST_ALTERNATIVES),
+}
+
+
+def paths() -> dict[str, Any]:
+    """For the ``paths`` of an OpenAPI document."""
+    return {
+        "/v1/chat/completions": {"post": _generating("Answer a chat", CHAT, "messages")},
+        "/v1/completions": {"post": _generating("Continue a text", COMPLETION, "prompt")},
+        "/v1/models": {"get": _operation("The base and your adapters")},
+        "/v1/models/{model}": {
+            "get": {
+                **_operation("One of them"),
+                "parameters": [
+                    {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+                ],
+            }
+        },
+        "/healthz": {"get": {**_operation("Whether this process runs"), "security": []}},
+        "/readyz": {"get": {**_operation("Whether it can answer"), "security": []}},
+    }
+
+
+def _generating(summary: str, own: dict[str, Schema], required: str) -> dict[str, Any]:
+    ignored, refused = ", ".join(sorted(IGNORED)), ", ".join(sorted(REFUSED))
+    schema = {"type": "object", "required": ["model", required], "properties": {**SHARED, **own}}
+    return {
+        **_operation(summary),
+        "description": (
+            f"Accepted, ignored and named in x-ignored-params: {ignored}, and unknown fields."
+            f" Refused with 400: {refused}."
+        ),
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+    }
+
+
+def _operation(summary: str) -> dict[str, Any]:
+    answers = {"200": {"description": "The answer"}, "default": {"description": "An error object"}}
+    return {"summary": summary, "responses": answers, "security": [{"key": []}]}

@@ -1,0 +1,33 @@
+"""What a request needs on its way, made once by the composition root."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.fleet.fleet import Fleet
+from gateway.inference.gate import Gate
+from gateway.inference.tokenizer import Tokenizer
+from gateway.limits.lease import Limiter
+from gateway.metrics import Metrics
+from gateway.usage.record import Finished, Started
+
+
+class Recorder(Protocol):
+    async def started(self, record: Started) -> None:
+        """On its way to the disk. Raises GatewayError when nothing can be recorded."""
+        ...
+
+    async def finished(self, record: Finished) -> None:
+        """Returns once the record is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    gate: Gate
+    limiter: Limiter
+    recorder: Recorder
+    fleet: Fleet
+    tokenizer: Tokenizer
+    metrics: Metrics
+    max_body_bytes: int
+    max_inflight: int
