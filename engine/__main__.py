@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:
     """Serve a built model until drained. Raises OSError, AddressInvalid or ConfigError."""
-    boot, metrics = uuid.uuid4().hex, EngineMetrics()
+    boot, metrics = uuid.uuid4().hex, EngineMetrics(built.num_pages)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
     core = Core(config, built, boot=boot, record=record, metrics=metrics)
     welcome = Welcome(

@@ -127,10 +127,10 @@ class Core(Generic[P]):
         self._fail_loads()
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
-        self.book.flush()
+        self._flush()
         if plan.planned:
             self._compute(plan)
-            self.book.flush()
+            self._flush()
         self._report(self._clock())
         return bool(plan.planned)
 
@@ -333,21 +333,31 @@ class Core(Generic[P]):
                 request.first_pass = started
                 self._metrics.queued(started - request.arrived)
 
+    def _flush(self) -> None:
+        """Say what is to be said, once the gauges show the state it was said in."""
+        self._metrics.state(
+            running=self.scheduler.running,
+            waiting=self.scheduler.waiting,
+            free_pages=self.pool.free_pages,
+            kv_pages=self.pool.holdings(Kind.KV),
+            adapter_pages=self.pool.holdings(Kind.ADAPTER),
+            adapters=self.residency.count,
+        )
+        moved = (self.scheduler.preemptions, self.residency.loads, self.residency.evictions)
+        if moved != self._moved:
+            preemptions, loads, evictions = (a - b for a, b in zip(moved, self._moved, strict=True))
+            self._metrics.moved(preemptions=preemptions, loads=loads, evictions=evictions)
+            self._moved = moved
+        self.book.flush()
+
     def _report(self, now: float) -> None:
-        """Push the load to the gateways when it changed, and refresh the gauges."""
+        """Push the load to the gateways when it changed."""
         if now - self._load_pushed < LOAD_INTERVAL_S:
             return
         load = self._measure()
-        if load == self._load:
-            return
-        self._load, self._load_pushed = load, now
-        self._say(None, load)
-        kv, adapter = self.pool.holdings(Kind.KV), self.pool.holdings(Kind.ADAPTER)
-        self._metrics.load(load, kv_pages=kv, adapter_pages=adapter)
-        moved = (self.scheduler.preemptions, self.residency.loads, self.residency.evictions)
-        preemptions, loads, evictions = (a - b for a, b in zip(moved, self._moved, strict=True))
-        self._moved = moved
-        self._metrics.moved(preemptions=preemptions, loads=loads, evictions=evictions)
+        if load != self._load:
+            self._load, self._load_pushed = load, now
+            self._say(None, load)
 
     def _measure(self) -> Load:
         return Load(

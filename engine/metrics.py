@@ -6,7 +6,7 @@ Written by the engine loop, rendered by any thread.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.protocol import Finish, Load
+from engine.protocol import Finish
 
 STEP_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
@@ -14,7 +14,8 @@ FEW = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
 
 
 class EngineMetrics:
-    def __init__(self) -> None:
+    def __init__(self, num_pages: int) -> None:
+        self._num_pages = num_pages
         self._registry = CollectorRegistry()
         self._passes = self._counter("loratorio_engine_passes", "Forward passes")
         self._failed = self._counter("loratorio_engine_failed_passes", "Passes that raised")
@@ -44,9 +45,11 @@ class EngineMetrics:
         self._refused = Counter(
             "loratorio_engine_refused", "Requests refused", ["code"], registry=self._registry
         )
-        self._pages = Gauge(
+        pages = Gauge(
             "loratorio_engine_pages", "Pages of the pool", ["held_by"], registry=self._registry
         )
+        self._pages_kv, self._pages_adapter = pages.labels("kv"), pages.labels("adapter")
+        self._pages_free = pages.labels("nobody")
         self._running = self._gauges("num_requests_running", "Sequences running")
         self._waiting = self._gauges("num_requests_waiting", "Sequences waiting")
         self._usage = self._gauges("kv_cache_usage_perc", "Share of the pool's pages held, 0..1")
@@ -93,15 +96,25 @@ class EngineMetrics:
         self._loads.inc(loads)
         self._evictions.inc(evictions)
 
-    def load(self, load: Load, *, kv_pages: int, adapter_pages: int) -> None:
-        self._pages.labels("kv").set(kv_pages)
-        self._pages.labels("adapter").set(adapter_pages)
-        self._pages.labels("nobody").set(load.free_pages)
-        self._resident.set(len(load.resident))
+    def state(
+        self,
+        *,
+        running: int,
+        waiting: int,
+        free_pages: int,
+        kv_pages: int,
+        adapter_pages: int,
+        adapters: int,
+    ) -> None:
+        """How things stand."""
+        self._pages_kv.set(kv_pages)
+        self._pages_adapter.set(adapter_pages)
+        self._pages_free.set(free_pages)
+        self._resident.set(adapters)
         for gauges, value in (
-            (self._running, load.running),
-            (self._waiting, load.waiting),
-            (self._usage, 1 - load.free_pages / max(1, load.total_pages)),
+            (self._running, running),
+            (self._waiting, waiting),
+            (self._usage, 1 - free_pages / self._num_pages),
         ):
             for gauge in gauges:
                 gauge.set(value)

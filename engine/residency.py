@@ -94,6 +94,11 @@ class Residency(Generic[P]):
         return list(self._resident)
 
     @property
+    def count(self) -> int:
+        """Adapters in pages."""
+        return len(self._resident)
+
+    @property
     def loading(self) -> bool:
         return bool(self._moving)
 

@@ -58,7 +58,7 @@ class Harness:
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
-        self.metrics = EngineMetrics()
+        self.metrics = EngineMetrics(self.parts.built.num_pages)
         self.core: Core[Packed] = Core(
             self.config,
             self.parts.built,

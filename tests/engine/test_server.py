@@ -41,7 +41,7 @@ class Running:
         self.record = CountRecord(None)
         self.parts = parts
         parts.runner.keep_plans = False
-        metrics = EngineMetrics()
+        metrics = EngineMetrics(parts.built.num_pages)
         self.core: Core[Packed] = Core(
             self.config, parts.built, boot="boot-1", record=self.record, metrics=metrics
         )
@@ -156,6 +156,7 @@ async def test_leaving_early_frees_every_page_and_the_count_is_final(
             break
         usage = await stream.cancel(timeout_s=5)
     assert engine.core.pool.holdings(Kind.KV) == 0
+    assert 'loratorio_engine_pages{held_by="kv"} 0.0' in await client.metrics()
     (counts,) = await client.counts(["r1"])
     assert counts.completion_tokens == usage.completion_tokens < 190
     assert counts.finished
