@@ -9,13 +9,15 @@ The output directory appears by rename: it is complete or it is not there.
 """
 
 import argparse
+import fcntl
 import json
 import math
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,15 +63,16 @@ def build(out: Path, cache: Path, progress: Progress) -> BuildReport:
 
 
 def convert(source: Path, out: Path, progress: Progress) -> BuildReport:
-    """The same from a GGUF file at hand."""
+    """The same from a GGUF file at hand. Waits for another build of the same ``out``."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
-    scratch.chmod(0o755)
-    try:
-        report = _write_checkpoint(GgufCheckpoint(source), scratch, progress)
-        _replace(out, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with _alone(out):
+        scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+        scratch.chmod(0o755)
+        try:
+            report = _write_checkpoint(GgufCheckpoint(source), scratch, progress)
+            _replace(out, scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return report
 
 
@@ -186,6 +189,16 @@ def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the lock beside ``out``, and clear away what killed builds left behind."""
+    with (out.parent / f".{out.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in out.parent.glob(f".{out.name}-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
+
+
 def _replace(out: Path, finished: Path) -> None:
     if out.exists():
         retired = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
@@ -205,7 +218,7 @@ def main(argv: list[str]) -> int:
     bar = ProgressBar(sys.stderr)
     try:
         report = build(options.out, options.cache or options.out.parent / "downloads", bar)
-    except EngineError as error:
+    except (EngineError, OSError) as error:
         bar.close()
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -77,6 +77,8 @@ def _download(directory: Path, python: str) -> Path:
         )
     except subprocess.TimeoutExpired as error:
         raise _unavailable(f"no answer within {_DOWNLOAD_TIMEOUT_S} s") from error
+    except OSError as error:
+        raise _unavailable(str(error)) from error
     wheels = list(directory.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["pip said nothing"]

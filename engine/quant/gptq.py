@@ -62,15 +62,15 @@ def quantise(
     codes = torch.empty((K, N), dtype=torch.uint8)
     scales = torch.empty((K // group, N), dtype=torch.float16)
     zeros = torch.empty((K // group, N), dtype=torch.uint8)
-    for g in range(K // group):
-        start, stop = g * group, (g + 1) * group
-        rows = w[start:stop]
-        scales[g], zeros[g] = _grid(rows)
-        with _one_thread():
+    with _one_thread():
+        for g in range(K // group):
+            start, stop = g * group, (g + 1) * group
+            rows = w[start:stop]
+            scales[g], zeros[g] = _grid(rows)
             codes[start:stop], errors = _round_group(
                 rows, scales[g].float(), zeros[g].float(), correction[start:stop, start:stop]
             )
-        w[stop:].addmm_(correction[start:stop, stop:].t(), errors, alpha=-1.0)
+            w[stop:].addmm_(correction[start:stop, stop:].t(), errors, alpha=-1.0)
     position = order.argsort()
     return Quantised(codes[position], scales, zeros, (position // group).to(torch.int32))
 
@@ -96,7 +96,8 @@ def _round_group(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Threads meet after every operation; for tiny ones, on a busy machine, that is all they do."""
+    """Many small operations in a row: two threads that meet after each of them lose more time
+    waiting for one another than they save, and on a busy machine ten times as much."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -117,13 +118,16 @@ def _correction(hessian: torch.Tensor, damping: float) -> torch.Tensor:
 def _grid(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale (float16) and zero (uint8) per output for one group [group, N], least squares."""
     low, high = w.amin(0).clamp_max(0), w.amax(0).clamp_min(0)
-    shrink = torch.tensor(_SHRINKS)[:, None]
-    span = ((high - low) * shrink / LEVELS).half().float().clamp_min(2.0**-24)  # [S, N]
-    zero = torch.round(-low * shrink / span).clamp_(1, LEVELS)
-    code = torch.round(w / span[:, None]).add_(zero[:, None]).clamp_(0, LEVELS)  # [S, group, N]
-    loss = code.sub_(zero[:, None]).mul_(span[:, None]).sub_(w).square_().sum(1)
-    best = loss.argmin(0, keepdim=True)
-    return span.gather(0, best)[0].half(), zero.gather(0, best)[0].to(torch.uint8)
+    least, scale, zero = torch.full_like(low, torch.inf), torch.empty_like(low), low
+    for shrink in _SHRINKS:
+        s = ((high - low) * shrink / LEVELS).half().float().clamp_min(2.0**-24)
+        z = torch.round(-low * shrink / s).clamp_(1, LEVELS)
+        code = torch.div(w, s).round_().add_(z).clamp_(0, LEVELS)
+        loss = code.sub_(z).mul_(s).sub_(w).square_().sum(0)
+        better = loss < least
+        scale, zero = torch.where(better, s, scale), torch.where(better, z, zero)
+        least = torch.where(better, loss, least)
+    return scale.half(), zero.to(torch.uint8)
 
 
 def pack(quantised: Quantised) -> dict[str, torch.Tensor]:
