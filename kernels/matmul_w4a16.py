@@ -51,10 +51,10 @@ def _codes(  # type: ignore[no-untyped-def]
         return ((words >> (4 * J)) & 0xF).to(CT) - zero.to(CT)[:, None]
     elif CT.is_bf16():
         q = tl.inline_asm_elementwise(_BF16[J], "=r,r", [words], tl.bfloat16, True, 2)
-        return q - (zero + 128).to(CT)[:, None]
+        return q - (zero.to(CT) + 128)[:, None]  # exact: at most 144 of 8 bits
     else:
         q = tl.inline_asm_elementwise(_FP16[J], "=r,r", [words], tl.float16, True, 2)
-        return q - (zero + 1024).to(CT)[:, None]
+        return q - (zero.to(CT) + 1024)[:, None]
 
 
 @triton.jit
@@ -97,16 +97,18 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
     at_words = words_ptr + tile[:, None] + s[None, :]
     at_x = x_ptr + m.to(tl.int64)[None, :] * stride_x + s[:, None]
     acc = tl.zeros((BN, BM), tl.float32)
-    zero = tl.full((BN,), 8.0, tl.float32)
+    zero = tl.full((BN,), 8.0, CT)
     for block in range(part * PER, tl.minimum(part * PER + PER, BLOCKS)):
         words = tl.load(at_words + block * (TILE * S), eviction_policy="evict_first")
         for j in tl.static_range(4):
             k = (block * 4 + j) * S
             if j % SPAN == 0:
-                group = tl.minimum(k // GROUP, GROUPS - 1) * stride_group
-                scale = tl.load(scales_ptr + group + n)
+                group = k // GROUP
+                if BLOCKS * 4 * S > GROUPS * GROUP:  # padding past the last group
+                    group = tl.minimum(group, GROUPS - 1)
+                scale = tl.load(scales_ptr + group * stride_group + n)
                 if HAS_ZEROS:
-                    zero = tl.load(zeros_ptr + group + n).to(tl.float32)
+                    zero = tl.load(zeros_ptr + group * stride_group + n).to(CT)
             if K % (4 * S) == 0:
                 x = tl.load(at_x + k, mask=live, other=0.0)
             else:

@@ -18,8 +18,128 @@ A row with NaN, or without a finite logit, yields some token; the caller must ch
 """
 
 import torch
+import triton
+import triton.language as tl
 
-_CANDIDATES = 256  # most likely tokens looked at first; beyond them the row is sorted
+from kernels.launch import next_power_of_2, require, use_triton
+from kernels.tuning import choose
+
+_CANDIDATES = 256  # most likely tokens looked at first on a CPU; beyond them the row is sorted
+
+
+@triton.jit
+def _sample_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    uniform_ptr,
+    token_ptr,
+    V,
+    stride_b,
+    BLOCK: tl.constexpr,
+):
+    """One row. Every pass reads the row anew: it stays in the second-level cache."""
+    b = tl.program_id(0)
+    row = logits_ptr + b.to(tl.int64) * stride_b
+    offset = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    where = tl.full((BLOCK,), 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        at = start + offset
+        value = tl.load(row + at, mask=at < V, other=-float("inf"))
+        where = tl.where(value > best, at, where)
+        best = tl.maximum(best, value)
+    peak = tl.max(best, axis=0)
+    token = tl.min(tl.where(best == peak, where, V - 1), axis=0)
+    temperature = tl.load(temperature_ptr + b)
+    if temperature > 0:
+        top_k = tl.load(top_k_ptr + b)
+        top_p = tl.load(top_p_ptr + b)
+        floor = tl.load(min_p_ptr + b)
+        bound = tl.full((), 0, tl.uint32)
+        if (top_k > 0) & (top_k < V):
+            bound = _bound(row, V, peak, temperature, bound, top_k.to(tl.float32), 0, BLOCK)
+        if top_p < 1:
+            mass = top_p * _mass(row, V, peak, temperature, bound, floor * 0, BLOCK)
+            bound = tl.maximum(bound, _bound(row, V, peak, temperature, bound, mass, 1, BLOCK))
+        total = _mass(row, V, peak, temperature, bound, floor, BLOCK)
+        target = total * tl.load(uniform_ptr + b)
+        token = _invert(row, V, peak, temperature, bound, floor, target, token, BLOCK)
+    tl.store(token_ptr + b, token.to(tl.int64))
+
+
+@triton.jit
+def _load(row, start, V, peak, temperature, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Order-preserving integers of a block of logits (0 past the end), and their weights."""
+    at = start + tl.arange(0, BLOCK)
+    value = tl.load(row + at, mask=at < V, other=-float("inf"))
+    bits = value.to(tl.uint32, bitcast=True)
+    bits = tl.where(bits == 0x80000000, 0, bits)  # -0 equals 0
+    key = tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    return tl.where(at < V, key, 0), tl.where(at < V, tl.exp((value - peak) / temperature), 0.0)
+
+
+@triton.jit
+def _mass(  # type: ignore[no-untyped-def]
+    row, V, peak, temperature, bound, floor, BLOCK: tl.constexpr
+):
+    """Sum of the kept weights, block by block."""
+    total = 0.0
+    for start in range(0, V, BLOCK):
+        key, weight = _load(row, start, V, peak, temperature, BLOCK)
+        total += tl.sum(tl.where((key >= bound) & (weight >= floor), weight, 0.0), axis=0)
+    return total
+
+
+@triton.jit
+def _bound(  # type: ignore[no-untyped-def]
+    row, V, peak, temperature, lowest, limit, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The smallest key above which the tokens' count (or weight) is below the limit.
+
+    Two bits of the key per pass, from the top. Only keys not below `lowest` count.
+    """
+    bound = tl.full((), 0, tl.uint32)
+    one = tl.full((), 1, tl.uint32)
+    for step in range(16):
+        shift = (one * 30) - (one * step) * 2
+        first = bound | ((one << shift) - 1)  # the largest key whose digit here is 0
+        second = first | (one << shift)
+        third = first | (one << shift + 1)
+        above0 = 0.0
+        above1 = 0.0
+        above2 = 0.0
+        for start in range(0, V, BLOCK):
+            key, weight = _load(row, start, V, peak, temperature, BLOCK)
+            share = tl.where(key >= lowest, weight if WEIGHTED else 1.0, 0.0)
+            above0 += tl.sum(tl.where(key > first, share, 0.0), axis=0)
+            above1 += tl.sum(tl.where(key > second, share, 0.0), axis=0)
+            above2 += tl.sum(tl.where(key > third, share, 0.0), axis=0)
+        digit = (above0 >= limit).to(tl.uint32) + (above1 >= limit).to(tl.uint32)
+        bound = bound | ((digit + (above2 >= limit).to(tl.uint32)) << shift)
+    return bound
+
+
+@triton.jit
+def _invert(  # type: ignore[no-untyped-def]
+    row, V, peak, temperature, bound, floor, target, token, BLOCK: tl.constexpr
+):
+    """The first token at which the running sum exceeds the target, else the last one kept."""
+    running = 0.0
+    found = V
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        key, weight = _load(row, start, V, peak, temperature, BLOCK)
+        kept = (key >= bound) & (weight >= floor) & (weight > 0)
+        weight = tl.where(kept, weight, 0.0)
+        sums = running + tl.cumsum(weight, axis=0)
+        found = tl.minimum(found, tl.min(tl.where(kept & (sums > target), at, V), axis=0))
+        last = tl.max(tl.where(kept, at, -1), axis=0)
+        token = tl.where((found == V) & (last >= 0), last, token)
+        running += tl.sum(weight, axis=0)
+    return tl.where(found < V, found, token)
 
 
 def sample(
@@ -31,7 +151,29 @@ def sample(
     uniform: torch.Tensor,
 ) -> torch.Tensor:
     """One token per row, [B] int64."""
-    return _sample_torch(logits, temperature, top_k, top_p, min_p, uniform)
+    B, V = logits.shape
+    require(logits.dtype == torch.float32, f"logits: {logits.dtype} is not float32")
+    require(logits.stride(1) == 1, "logits: columns must be contiguous")
+    if not use_triton(logits):
+        return _sample_torch(logits, temperature, top_k, top_p, min_p, uniform)
+    token = torch.empty(B, dtype=torch.int64, device=logits.device)
+    if B:
+        config = choose("sample", B, logits.device)
+        _sample_kernel[(B,)](
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            uniform,
+            token,
+            V,
+            logits.stride(0),
+            BLOCK=min(config.columns, next_power_of_2(V)),
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )
+    return token
 
 
 def _sample_torch(
@@ -42,35 +184,55 @@ def _sample_torch(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    token = logits.argmax(dim=1)
-    for row in torch.nonzero(temperature > 0).flatten().tolist():
-        weights = torch.sub(logits[row], logits[row, token[row]]).div_(temperature[row]).exp_()
-        limits = int(top_k[row]), float(top_p[row]), float(min_p[row])
-        threshold = _threshold(weights, *limits)
-        if threshold > 0:
-            weights.masked_fill_(weights < threshold, 0.0)
-        total = weights.cumsum(0, dtype=torch.float64)
-        index = torch.searchsorted(total, total[-1] * float(uniform[row]), right=True)
-        token[row] = torch.minimum(index, torch.searchsorted(total, total[-1]))
-    return token
+    token = logits.argmax(dim=1)  # the first of several largest
+    draws = zip(
+        temperature.tolist(),
+        top_k.tolist(),
+        top_p.tolist(),
+        min_p.tolist(),
+        uniform.tolist(),
+        strict=True,
+    )
+    for row, (heat, k, p, floor, number) in enumerate(draws):
+        if heat > 0:
+            values = logits[row]
+            weights = torch.sub(values, values[token[row]]).div_(heat).exp_()
+            dropped = weights < floor
+            bound = _bound_torch(values, weights, k, p)
+            if bound is not None:
+                dropped |= values < bound
+            sums = weights.masked_fill_(dropped, 0.0).cumsum(0, dtype=torch.float64)
+            index = torch.searchsorted(sums, sums[-1] * number, right=True)
+            token[row] = torch.minimum(index, torch.searchsorted(sums, sums[-1]))
+    return token.clamp_(max=logits.shape[1] - 1)  # the sums of a row with NaN lead past its end
 
 
-def _threshold(weights: torch.Tensor, top_k: int, top_p: float, min_p: float) -> float:
-    """The smallest weight that is kept; weights are relative to the largest, which is 1."""
-    limit = top_k if 0 < top_k < weights.numel() else weights.numel()
-    if limit == weights.numel() and top_p >= 1.0:
-        return min_p
-    count = min(max(_CANDIDATES, top_k), weights.numel())
-    best = weights.topk(count).values
-    by_k = float(best[limit - 1]) if limit <= count else 0.0
+def _bound_torch(
+    values: torch.Tensor, weights: torch.Tensor, top_k: int, top_p: float
+) -> torch.Tensor | None:
+    """The smallest logit that top-k and top-p keep; None when they keep all."""
+    V = values.numel()
+    limited = 0 < top_k < V
+    if not limited and top_p >= 1.0:
+        return None
+    best, order = values.topk(min(max(_CANDIDATES, top_k), V) if top_k < V else V)
+    if not limited:
+        kept_mass = weights.sum(dtype=torch.float64)
+        if weights[order].sum(dtype=torch.float64) < kept_mass * top_p:
+            best, order = values.sort(descending=True)
     if top_p >= 1.0:
-        return max(by_k, min_p)
-    mass = float(weights.masked_fill(weights < by_k, 0.0).sum(dtype=torch.float64)) * top_p
-    if float(best.sum(dtype=torch.float64)) < mass:
-        best = weights.sort(descending=True).values
-    above = best.cumsum(0, dtype=torch.float64) - best
-    kept = int(torch.count_nonzero((above < mass) & (best >= by_k)))
-    return max(float(best[max(kept, 1) - 1]), min_p)
+        return best[top_k - 1]
+    shares = weights[order].double()
+    if limited:
+        tied = best >= best[top_k - 1]
+        if bool(tied[-1]) and best.numel() < V:  # equals may go on past the candidates
+            best, order = values.sort(descending=True)
+            shares, tied = weights[order].double(), best >= best[top_k - 1]
+        shares = shares.masked_fill(~tied, 0.0)
+        kept_mass = shares.sum()
+    above = shares.cumsum(0) - shares
+    inside = above < kept_mass * top_p
+    return best[(int(torch.count_nonzero(inside & (shares > 0))) or 1) - 1]
 
 
 def sample_reference(

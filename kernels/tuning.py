@@ -47,6 +47,7 @@ _ANY: Mapping[str, Table] = {
     ),
     "ragged_prefill_deterministic": ((UNLIMITED, Config(rows=64, columns=64, stages=2)),),
     "lora_shrink": ((UNLIMITED, Config(rows=16, columns=16, depth=256)),),
+    "sample": ((UNLIMITED, Config(rows=1, columns=4096, warps=16)),),
     "lora_expand": ((UNLIMITED, Config(rows=16, columns=128, depth=16)),),
 }
 

@@ -1,0 +1,101 @@
+"""Compile a kernel for sm_90 without a GPU, and read what the assembler made of it.
+
+The machine code comes from the disassembler that Triton brings along.
+"""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+_DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+_HOPPER = GPUTarget("cuda", 90, 32)
+_TENSOR_CORE = re.compile(r"\b(HGMMA|HMMA)")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel as the GPU would run it."""
+
+    registers: int  # per thread
+    spilled: int  # bytes of stack and local memory per thread
+    shared: int  # bytes of shared memory per program
+    ptx: str
+    instructions: tuple[tuple[int, str], ...]  # (address, text)
+
+    @property
+    def register_wgmma(self) -> bool:
+        """Whether the tensor cores take their left operand from registers."""
+        return bool(re.search(r"wgmma\.mma_async\.\S+\s*\{[^}]*\},\s*\{", self.ptx))
+
+    @property
+    def main_loop(self) -> tuple[str, ...]:
+        """The shortest loop with the most tensor-core instructions."""
+        loops = [body for body in map(self._loop_ending_at, self.instructions) if body]
+        return max(loops, key=lambda body: (_products(body), -len(body)), default=())
+
+    def _loop_ending_at(self, instruction: tuple[int, str]) -> tuple[str, ...]:
+        address, text = instruction
+        target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)
+        if not target or int(target[1], 16) >= address:
+            return ()
+        return tuple(t for at, t in self.instructions if int(target[1], 16) <= at <= address)
+
+
+def _products(body: tuple[str, ...]) -> int:
+    return sum(bool(_TENSOR_CORE.search(text)) for text in body)
+
+
+def compile_kernel(
+    kernel: triton.JITFunction,
+    signature: dict[str, str],
+    constants: dict[str, object],
+    *,
+    warps: int = 4,
+    stages: int = 3,
+    aligned: tuple[str, ...] = (),
+) -> Compiled:
+    """Compile for sm_90.
+
+    Args:
+        signature: Triton types of the arguments that are not constants.
+        aligned: arguments that are multiples of 16; pointers always are.
+    """
+    names = kernel.arg_names
+    types = {name: signature.get(name, "constexpr") for name in names}
+    pointers = [name for name, kind in types.items() if kind.startswith("*")]
+    hints = {(names.index(n),): [["tt.divisibility", 16]] for n in (*pointers, *aligned)}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=hints)
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(source, target=_HOPPER, options=options)
+    return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared)
+
+
+def _read(binary: bytes, ptx: str, shared: int) -> Compiled:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        usage = _run("-res-usage", file.name)
+        listing = _run("-sass", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    assert found, usage
+    lines = re.findall(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", listing, re.MULTILINE)
+    return Compiled(
+        registers=int(found[1]),
+        spilled=int(found[2]) + int(found[3]),
+        shared=shared,
+        ptx=ptx,
+        instructions=tuple((int(address, 16), text) for address, text in lines),
+    )
+
+
+def _run(*arguments: str) -> str:
+    command = [str(_DISASSEMBLER), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr

@@ -1,0 +1,269 @@
+"""Every kernel compiles for Hopper in the shapes of an 8B model, within its budget.
+
+Needs no GPU, but kernels that are not interpreted: skipped under TRITON_INTERPRET=1.
+"""
+
+import pytest
+import triton.language as tl
+
+from kernels.launch import interpreting
+from tests.kernels.compiled import compile_kernel
+
+pytestmark = pytest.mark.skipif(interpreting(), reason="interpreted kernels cannot be compiled")
+
+SHARED_LIMIT = 227 * 1024  # bytes a program may use on Hopper
+TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16}
+types = pytest.mark.parametrize("dtype", TYPES)
+bf16 = pytest.mark.parametrize("dtype", ["bf16"])  # where fp16 takes the same path
+
+
+def check(kernel, *, registers):
+    assert kernel.spilled == 0
+    assert kernel.registers <= registers
+    assert kernel.shared <= SHARED_LIMIT
+
+
+@bf16
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm(residual, dtype):
+    from kernels.rms_norm import _rms_norm_kernel
+
+    signature = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "y_ptr"), f"*{dtype}")
+    signature |= {"stride_x": "i32", "stride_residual": "i32", "stride_y": "i32", "eps": "fp32"}
+    constants = {"H": 4096, "BLOCK": 4096, "HAS_RESIDUAL": residual}
+    strides = ("stride_x", "stride_residual", "stride_y")
+    check(
+        compile_kernel(_rms_norm_kernel, signature, constants, warps=8, aligned=strides),
+        registers=64,
+    )
+
+
+@bf16
+def test_rope(dtype):
+    from kernels.rope import _rope_kernel
+
+    signature = {"q_ptr": f"*{dtype}", "k_ptr": f"*{dtype}", "positions_ptr": "*i64"}
+    strides = ("stride_qt", "stride_qh", "stride_kt", "stride_kh")
+    signature |= {"cos_sin_ptr": "*fp32", **dict.fromkeys(strides, "i32")}
+    constants = {"QH": 32, "KVH": 8, "HALF": 64, "BLOCK_HALF": 64, "BLOCK_H": 8}
+    check(compile_kernel(_rope_kernel, signature, constants, aligned=strides), registers=64)
+
+
+@bf16
+def test_silu_mul(dtype):
+    from kernels.silu_mul import _silu_mul_kernel
+
+    signature = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
+    sizes = ("stride_x", "stride_y", "half")
+    signature |= dict.fromkeys(sizes, "i32")
+    check(compile_kernel(_silu_mul_kernel, signature, {"BLOCK": 1024}, aligned=sizes), registers=64)
+
+
+@bf16
+def test_kv_write(dtype):
+    from kernels.kv_write import _kv_write_kernel
+
+    strides = (
+        "stride_kt",
+        "stride_kh",
+        "stride_vt",
+        "stride_vh",
+        "stride_page",
+        "stride_side",
+        "stride_head",
+    )
+    signature = dict.fromkeys(("k_ptr", "v_ptr", "kv_ptr"), f"*{dtype}")
+    signature |= {"slots_ptr": "*i64", **dict.fromkeys(strides, "i32")}
+    constants = {"KVH": 8, "PS": 64, "D": 128, "BLOCK_H": 8, "BLOCK_D": 128}
+    check(compile_kernel(_kv_write_kernel, signature, constants, aligned=strides), registers=64)
+
+
+ATTENTION_STRIDES = ("stride_qt", "stride_qh", "stride_page", "stride_side", "stride_head")
+
+
+def attention_signature(dtype, integers):
+    pointers = dict.fromkeys(("q_ptr", "kv_ptr"), f"*{dtype}")
+    integer = dict.fromkeys(integers, "*i32")
+    strides = dict.fromkeys((*ATTENTION_STRIDES, "stride_table", "stride_ot", "stride_oh"), "i32")
+    return pointers | integer | strides | {"scale_log2": "fp32"}
+
+
+@bf16
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("splits", "span"), [(1, 0), (8, 0), (8, 8)])
+def test_paged_decode(page, head_dim, splits, span, dtype):
+    from kernels.paged_decode import _combine_kernel, _decode_kernel
+
+    signature = attention_signature(dtype, ("page_table_ptr", "context_lens_ptr", "rows_ptr"))
+    part = dtype if splits == 1 else "fp32"
+    signature |= {"out_ptr": f"*{part}", "lse_ptr": f"*{part}"}
+    shape = {"D": head_dim, "WINDOW": 0, "SPLITS": splits, "SPAN": span, "BLOCK_N": 64}
+    constants = shape | {"G": 4, "PS": page, "BLOCK_G": 16, "BLOCK_D": head_dim}
+    constants["CT"] = TYPES[dtype]
+    kernel = compile_kernel(_decode_kernel, signature, constants, aligned=ATTENTION_STRIDES)
+    check(kernel, registers=168)  # three programs per multiprocessor
+    assert any("HMMA" in text for text in kernel.main_loop)
+    if splits > 1:
+        signature = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "context_lens_ptr": "*i32"}
+        signature |= {"rows_ptr": "*i32", "out_ptr": f"*{dtype}"}
+        signature |= {"stride_ot": "i32", "stride_oh": "i32"}
+        constants = shape | {"BLOCK_D": head_dim}
+        check(compile_kernel(_combine_kernel, signature, constants, warps=1), registers=64)
+
+
+@bf16
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("rows", "warps", "stages"), [(16, 4, 3), (64, 4, 2), (128, 8, 3)])
+def test_ragged_prefill(page, head_dim, rows, warps, stages, dtype):
+    from kernels.ragged_prefill import _prefill_kernel
+
+    integers = ("page_table_ptr", "query_start_ptr", "query_len_ptr", "context_lens_ptr")
+    signature = attention_signature(dtype, integers) | {"out_ptr": f"*{dtype}"}
+    constants = {"G": 4, "D": head_dim, "PS": page, "WINDOW": 0, "CT": TYPES[dtype]}
+    constants |= {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_D": head_dim}
+    aligned = (*ATTENTION_STRIDES, "stride_ot", "stride_oh")
+    kernel = compile_kernel(
+        _prefill_kernel, signature, constants, warps=warps, stages=stages, aligned=aligned
+    )
+    check(kernel, registers=255)
+    wanted = "HMMA" if rows == 16 else "HGMMA"
+    assert any(wanted in text for text in kernel.main_loop)
+
+
+# rows of x, columns, warps, stages, scale after the sum, most instructions per code
+TILES = {
+    "16": (16, 128, 4, 3, True, 2.45),
+    "32": (32, 128, 4, 3, False, 3.1),
+    "64": (64, 256, 8, 2, False, 3.1),
+    "128": (128, 256, 8, 2, False, 3.1),
+    "32 deterministic": (32, 128, 4, 2, True, 3.1),
+    "64 deterministic": (64, 128, 8, 2, True, 4.5),
+}
+
+
+@types
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_matmul_w4a16(dtype, tile, zeros):
+    from kernels.matmul_w4a16 import _matmul_kernel
+
+    rows, columns, warps, stages, post, limit = TILES[tile]
+    signature = dict.fromkeys(("x_ptr", "scales_ptr", "zeros_ptr", "bias_ptr"), f"*{dtype}")
+    sizes = ("N", "stride_x", "stride_out", "stride_group")
+    signature |= {
+        "words_ptr": "*i16",
+        "out_ptr": "*fp32",
+        "M": "i32",
+        **dict.fromkeys(sizes, "i32"),
+    }
+    constants = {
+        "K": 4096,
+        "GROUP": 128,
+        "GROUPS": 32,
+        "S": 64,
+        "SPAN": 2,
+        "BLOCKS": 16,
+        "PER": 8,
+        "PARTS": 2,
+        "BM": rows,
+        "BN": columns,
+        "TILE": 128,
+        "POST": post,
+        "HAS_ZEROS": zeros,
+        "HAS_BIAS": False,
+        "ASM": True,
+        "CT": TYPES[dtype],
+    }
+    kernel = compile_kernel(
+        _matmul_kernel, signature, constants, warps=warps, stages=stages, aligned=sizes
+    )
+    check(kernel, registers=255)
+    assert kernel.register_wgmma
+    codes_per_thread = 4 * 64 * columns / (32 * warps)
+    assert len(kernel.main_loop) / codes_per_thread <= limit
+
+
+@pytest.mark.parametrize(("slab", "group"), [(32, 32), (32, 64), (32, 128), (64, 64), (64, 4096)])
+def test_matmul_w4a16_takes_every_group(slab, group):
+    from kernels.matmul_w4a16 import _dequantize_kernel, _matmul_kernel, slabs_per_group
+
+    pointers = ("x_ptr", "scales_ptr", "zeros_ptr", "bias_ptr", "out_ptr")
+    signature = dict.fromkeys(pointers, "*bf16") | {"words_ptr": "*i16", "M": "i32"}
+    sizes = ("N", "stride_x", "stride_out", "stride_group")
+    layout = {"K": 576, "GROUP": group, "GROUPS": -(-576 // group), "S": slab, "TILE": 128}
+    layout |= {"BLOCKS": -(-576 // (4 * slab)), "HAS_ZEROS": True}
+    constants = layout | {"SPAN": slabs_per_group(576, group, slab), "PER": 2, "PARTS": 1}
+    constants |= {"BM": 16, "BN": 128, "POST": True, "HAS_BIAS": True}
+    constants |= {"ASM": True, "CT": tl.bfloat16}
+    signature |= dict.fromkeys(sizes, "i32")
+    check(compile_kernel(_matmul_kernel, signature, constants, aligned=sizes), registers=255)
+    signature = {"words_ptr": "*i16", "scales_ptr": "*fp16", "zeros_ptr": "*fp16"}
+    signature |= {"out_ptr": "*bf16", "N": "i32", "stride_group": "i32"}
+    check(compile_kernel(_dequantize_kernel, signature, layout), registers=255)
+
+
+@bf16
+def test_the_sum_of_planes(dtype):
+    from kernels.matmul_w4a16 import _sum_kernel
+
+    signature = {"planes_ptr": "*fp32", "bias_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
+    signature |= dict.fromkeys(("M", "N", "stride_out"), "i32")
+    constants = {"PARTS": 16, "BLOCK": 1024, "HAS_BIAS": True}
+    check(compile_kernel(_sum_kernel, signature, constants), registers=128)
+
+
+@bf16
+@pytest.mark.parametrize("each", [1, 4])
+def test_lora_shrink(each, dtype):
+    from kernels.lora_shrink import _shrink_kernel
+
+    integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
+    signature = {"x_ptr": f"*{dtype}", "pool_ptr": f"*{dtype}", "h_ptr": "*fp32"}
+    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(("T", "tiles", "stride_x"), "i32")
+    constants = {"K": 4096, "STRIDE_A": 4096, "UNIT": 64, "SLICES": 3, "RB": 4, "TERM": 1024}
+    constants |= {"TERMS_EACH": each, "BLOCK_T": 16, "BLOCK_R": 16, "BLOCK_K": 256}
+    constants["CT"] = TYPES[dtype]
+    kernel = compile_kernel(_shrink_kernel, signature, constants, aligned=("stride_x",))
+    check(kernel, registers=128)
+    assert "cp.async.cg.shared.global" in kernel.ptx  # the adapter streams in 16-byte pieces
+
+
+@bf16
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("planes", [1, 4])
+def test_lora_expand(vectors, planes, dtype):
+    from kernels.lora_expand import _expand_kernel
+
+    integers = (
+        "start_ptr",
+        "length_ptr",
+        "adapter_ptr",
+        "units_ptr",
+        "ranks_ptr",
+        "bias_units_ptr",
+        "scale_units_ptr",
+        "block_slice_ptr",
+        "block_row_ptr",
+        "block_rows_ptr",
+    )
+    signature = {"h_ptr": "*fp32", "pool_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
+    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(("T", "tiles", "stride_y"), "i32")
+    constants = {"PLANES": planes, "UNIT": 64, "SLICES": 3, "R": 64, "CT": TYPES[dtype]}
+    constants |= {"HAS_BIAS": vectors, "HAS_SCALE": vectors}
+    constants |= {"BLOCK_T": 16, "BLOCK_N": 128, "BLOCK_R": 16}
+    kernel = compile_kernel(_expand_kernel, signature, constants, aligned=("stride_y",))
+    check(kernel, registers=128)
+
+
+def test_sample():
+    from kernels.sample import _sample_kernel
+
+    columns = ("temperature_ptr", "top_p_ptr", "min_p_ptr", "uniform_ptr", "logits_ptr")
+    signature = dict.fromkeys(columns, "*fp32") | {"top_k_ptr": "*i32", "token_ptr": "*i64"}
+    signature |= {"V": "i32", "stride_b": "i32"}
+    constants = {"BLOCK": 4096}
+    sizes = ("V", "stride_b")
+    kernel = compile_kernel(_sample_kernel, signature, constants, warps=16, aligned=sizes)
+    check(kernel, registers=128)
