@@ -64,6 +64,7 @@ class AdapterTable:
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._shapes, self._layers, self._device = site_shapes(spec), spec.num_layers, device
+        self.epoch = 0  # changes with every row: what was derived from the table is stale
         self._rows, self._rank_blocks = 0, 0
         self._columns: dict[str, _Columns] = {}
         self.sites: Sequence[LayerSites] = ()
@@ -79,6 +80,7 @@ class AdapterTable:
 
     def write(self, row: int, entry: Mapping[str, SiteRow]) -> None:
         """Set a row, growing the table as needed."""
+        self.epoch += 1
         blocks = max(site.a_units.shape[2] for site in entry.values())
         if row >= self._rows or blocks > self._rank_blocks:
             rows = self._rows if row < self._rows else max(row + 1, 2 * self._rows)
@@ -91,6 +93,7 @@ class AdapterTable:
             columns.ranks[:, row] = site.ranks.to(self._device)
 
     def clear(self, row: int) -> None:
+        self.epoch += 1
         if row < self._rows:
             for columns in self._columns.values():
                 columns.ranks[:, row] = 0

@@ -54,9 +54,7 @@ class Weights:
         )
         self._used: set[str] = set()
         self._tilings: dict[tuple[tuple[int, int], torch.dtype], Tiling] = {}
-        self._prepack = (
-            place.device.type == "cpu" and place.dtype == torch.bfloat16 and Prepacked.usable()
-        )
+        self._prepack = place.device.type == "cpu" and Prepacked.usable(place.dtype)
 
     def linear(self, prefix: str, inputs: int, outputs: Mapping[str, int], *, bias: bool) -> Linear:
         """One Linear over the modules ``prefix.name`` side by side, each with its outputs."""
@@ -74,14 +72,12 @@ class Weights:
 
     def embedding(self) -> Embedding:
         table = self._dense(f"{EMBEDDING}.weight", (self.spec.vocab_size, self.spec.hidden_size))
-        dtype = self._head_dtype if self.spec.tied_head else self.place.dtype
-        return Embedding(table.to(self.place.device, dtype), self.place.dtype)
+        return Embedding(table.to(self.place.device, self.place.dtype))
 
     def head(self, embedding: Embedding) -> Head:
         size = (self.spec.hidden_size, self.spec.vocab_size)
         if self.spec.tied_head:
-            self._check_tied(embedding)
-            return Head(self._tile(Dense(embedding.table)))
+            return Head(self._tied_head(embedding))
         weight = self._weight(HEAD, size)
         return Head(self._build([weight], size, self._bias(HEAD, size[1], False), self._head_dtype))
 
@@ -119,9 +115,7 @@ class Weights:
             return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
         dense = torch.cat([w.dense() if isinstance(w, Quantised) else w.float() for w in weights])
         dense = dense.to(place.device, dtype)
-        if self._prepack and dtype == torch.bfloat16:
-            return self._tile(Prepacked(dense, bias))
-        return self._tile(Dense(dense, bias))
+        return self._tile(Prepacked(dense, bias) if self._prepack else Dense(dense, bias))
 
     def _tile(self, linear: Linear) -> Linear:
         """In deterministic mode, in tiles found by trying this shape's first weight."""
@@ -183,17 +177,19 @@ class Weights:
             raise CheckpointInvalid(f"{module}: found a bias; expected none by the config")
         return bias if wanted else None
 
-    def _check_tied(self, embedding: Embedding) -> None:
-        """A tied checkpoint may repeat the head's tensor, but not contradict it."""
+    def _tied_head(self, embedding: Embedding) -> Linear:
+        """Over the embedding's weights; a copy only where the head computes in another type."""
+        size = (self.spec.vocab_size, self.spec.hidden_size)
+        stored = self._checkpoint.tensor(f"{EMBEDDING}.weight")
         name = f"{HEAD}.weight"
-        if name not in self._checkpoint.tensors:
-            return
-        head = self._dense(name, (self.spec.vocab_size, self.spec.hidden_size))
-        if not torch.equal(head.to(embedding.table), embedding.table):
+        if name in self._checkpoint.tensors and not torch.equal(self._dense(name, size), stored):
             raise CheckpointInvalid(
                 f"{HEAD}: found a weight unlike {EMBEDDING}; expected equal ones, as "
                 "tie_word_embeddings says"
             )
+        if self.place.device.type != "cpu":
+            return self._tile(Dense(embedding.table))
+        return self._build([stored], size[::-1], None, self._head_dtype)
 
 
 def _module(tensor: str) -> str:

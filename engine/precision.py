@@ -57,9 +57,10 @@ def _faster_on_cpu(spec: ModelSpec) -> Choice:
     K = spec.hidden_size
     N = min(2 * spec.intermediate_size, max(64, PROBE_ELEMENTS // K))
     weight = torch.randn(N, K)
-    wide = _seconds(Dense(weight))
-    narrow = weight.bfloat16()
-    half = _seconds(Prepacked(narrow) if Prepacked.usable() else Dense(narrow))
+    half, wide = (
+        _seconds((Prepacked if Prepacked.usable(dtype) else Dense)(weight.to(dtype)))
+        for dtype in (torch.bfloat16, torch.float32)
+    )
     best = torch.bfloat16 if half < wide else torch.float32
     return Choice(
         best,

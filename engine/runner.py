@@ -22,6 +22,7 @@ from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid, ConfigError
 from engine.layers.lora import LoraPass
+from engine.layers.stacked import Stacks
 from engine.loading import Placement, Weights
 from engine.memory import PoolSize
 from engine.models.llama import Llama
@@ -70,6 +71,8 @@ class ModelRunner:
         self, model: Llama, memory: PageMemory, table: AdapterTable, builder: BatchBuilder
     ) -> None:
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
+        stackable = memory.pool.device.type == "cpu" and not model.deterministic
+        self._stacks = Stacks(table, memory.flat) if stackable else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
@@ -89,6 +92,7 @@ class ModelRunner:
             sites=self._table.sites,
             segments=inputs.segments,
             deterministic=self._model.deterministic,
+            stacked=None if self._stacks is None else self._stacks.rows(inputs.segments),
         )
 
     def _prompts(

@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors to logits. The two share one table when the model ties them."""
+"""Token ids to vectors, and vectors to logits."""
 
 import torch
 import torch.nn.functional as F
@@ -7,13 +7,12 @@ from engine.layers.linear import Linear
 
 
 class Embedding:
-    def __init__(self, table: torch.Tensor, dtype: torch.dtype) -> None:
-        self.table = table  # [V, H]; may be wider than the activations when the head shares it
-        self._dtype = dtype
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table  # [V, H]
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """[T] ids to [T, H] activations, in memory of their own."""
-        return F.embedding(tokens, self.table).to(self._dtype)
+        return F.embedding(tokens, self.table)
 
 
 class Head:

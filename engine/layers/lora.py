@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.linear import Linear
+from engine.layers.stacked import StackedRows
 from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_table import LoraSite
@@ -22,6 +23,7 @@ class LoraPass:
     sites: Sequence[Mapping[str, LoraSite]]  # per layer
     segments: Segments
     deterministic: bool = False
+    stacked: StackedRows | None = None  # on CPU: the batch's adapters side by side
 
 
 class Adapted:
@@ -33,7 +35,9 @@ class Adapted:
     def __call__(self, x: torch.Tensor, lora: LoraPass | None) -> torch.Tensor:
         """[T, K] to a new [T, N]. Rows of the base model are the Linear's own, bit for bit."""
         y = self.linear(x)
-        if lora is not None:
+        if lora is not None and lora.stacked is not None:
+            lora.stacked.add(x, y, self._layer, self._site)
+        elif lora is not None:
             site = lora.sites[self._layer][self._site]
             exact = lora.deterministic
             h = lora_shrink(x, lora.pool, site, lora.segments, deterministic=exact)

@@ -74,7 +74,7 @@ def test_base_rows_are_the_bits_of_an_engine_without_adapters(rig):
 @pytest.mark.parametrize("size", [(576, 960), (192, 576), (64, 8), (1536, 100)], ids=str)
 def test_a_found_tiling_keeps_rows_apart(make, size):
     dtype = torch.bfloat16 if make is Prepacked else torch.float32
-    if make is Prepacked and not Prepacked.usable():
+    if make is Prepacked and not Prepacked.usable(dtype):
         pytest.skip("this build of torch cannot prepack")
     linear = make(torch.randn(size[1], size[0]).to(dtype))
     tiled = Tiled(linear, find_tiling(linear, torch.device("cpu")))
@@ -105,7 +105,7 @@ def test_tiles_compute_the_whole_product(tiling, rows):
 
 
 def test_prepacking_changes_no_bit():
-    if not Prepacked.usable():
+    if not Prepacked.usable(torch.bfloat16):
         pytest.skip("this build of torch cannot prepack")
     weight, bias = torch.randn(960, 576).bfloat16(), torch.randn(960).bfloat16()
     for rows in (1, 8, 33):
