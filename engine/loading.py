@@ -1,12 +1,13 @@
 """From the tensors of a checkpoint to the layers of a model, one module at a time.
 
-What a module is follows from the tensors it has: ``weight`` is dense, ``qweight`` with its
-companions is 4-bit. Every tensor of the checkpoint must be used, and every module of the model
-must be found, in the shape the config implies; otherwise CheckpointInvalid names the module, what
-was found and what was expected.
+What a module is follows from the tensors it has: ``weight`` is dense, ``qweight`` or
+``weight_packed`` with its companions is packed. Every tensor of the checkpoint must be used, and
+every module of the model must be found, in the shape the config implies; otherwise
+CheckpointInvalid names the module, what was found and what was expected.
 
-On CUDA a 4-bit module stays packed. On CPU it is dequantised once, in float32, to the compute
-dtype. The head of a bf16 model is float32 on CPU: bf16 logits are too coarse, exact ties occur.
+On CUDA a 4-bit module stays packed. On CPU, at 8 bits, or fused with modules of another kind, it
+is dequantised once, in float32, to the compute dtype. The head of a bf16 model is float32 on CPU:
+bf16 logits are too coarse, exact ties occur.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,9 @@ from engine.layers.embedding import Embedding, Head
 from engine.layers.linear import W4, Dense, Linear, Prepacked, fuse, pack
 from engine.layers.tiling import Tiled, Tiling, find_tiling
 from engine.models.spec import ModelSpec
-from engine.quant.formats import PackedTensors, Quantised, unpack
-from engine.quant.schemes import Claim
+from engine.quant.configs import read_scheme
+from engine.quant.formats import Quantised
+from engine.quant.packings import PACKINGS, method_of
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # tables the model computes
@@ -43,9 +45,9 @@ class Weights:
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, place: Placement) -> None:
         self.spec, self.place = spec, place
-        self.quantization = "none"  # or "gptq", "awq": of the modules handed out so far
+        self.quantization = "none"  # or the method of the modules handed out so far
         self._checkpoint = checkpoint
-        self._claim = Claim.read(
+        self._scheme = read_scheme(
             {
                 "config.json: quantization_config": checkpoint.config.get("quantization_config")
                 or {},
@@ -109,7 +111,7 @@ class Weights:
     ) -> Linear:
         place = self.place
         bias = None if bias is None else bias.to(place.device, dtype)
-        packed = [weight for weight in weights if isinstance(weight, Quantised)]
+        packed = [w for w in weights if isinstance(w, Quantised) and w.bits == 4]
         if place.device.type != "cpu" and len(packed) == len(weights):
             parts = [pack(weight, place.device, dtype) for weight in fuse(packed)]
             return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
@@ -128,26 +130,25 @@ class Weights:
 
     def _weight(self, module: str, size: tuple[int, int]) -> torch.Tensor | Quantised:
         stored = self._checkpoint.tensors
-        dense, packed = f"{module}.weight" in stored, f"{module}.qweight" in stored
-        if dense and packed:
-            raise CheckpointInvalid(f"{module}: found both weight and qweight; expected one")
-        if packed:
-            return self._quantised(module, size)
+        found = [part for part in ("weight", *PACKINGS) if f"{module}.{part}" in stored]
+        if len(found) > 1:
+            raise CheckpointInvalid(f"{module}: found both {' and '.join(found)}; expected one")
+        if found and found[0] in PACKINGS:
+            return self._quantised(module, found[0], size)
         return self._dense(f"{module}.weight", (size[1], size[0]))
 
-    def _quantised(self, module: str, size: tuple[int, int]) -> Quantised:
-        fields = {name: f"{module}.{name}" for name in ("qweight", "qzeros", "scales", "g_idx")}
-        for name, tensor in fields.items():
-            if name != "g_idx" and tensor not in self._checkpoint.tensors:
-                raise CheckpointInvalid(f"{module}: found qweight and no {name}; expected both")
-        self._used.update(fields.values())
-        tensors = {
-            name: self._checkpoint.tensor(tensor)
-            for name, tensor in fields.items()
-            if tensor in self._checkpoint.tensors
-        }
-        self.quantization = "awq" if tensors["qweight"].shape[0] == size[0] else "gptq"
-        return unpack(PackedTensors(module=module, **tensors), size, self._claim)
+    def _quantised(self, module: str, codes: str, size: tuple[int, int]) -> Quantised:
+        """``codes``: the part that holds them, a key of PACKINGS."""
+        claim = self._scheme.claim(module)
+        if claim is None:
+            raise CheckpointInvalid(
+                f"{module}: found {codes}; expected weight, as the quantisation config exempts it"
+            )
+        parts = PACKINGS[codes].parts(module, self._checkpoint.tensors)
+        tensors = {part: self._checkpoint.tensor(f"{module}.{part}") for part in parts}
+        self._used.update(f"{module}.{part}" for part in parts)
+        self.quantization = method_of(tensors, size)
+        return PACKINGS[codes].unpack(module, tensors, size, claim)
 
     def _dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         found = self._checkpoint.tensors.get(name)

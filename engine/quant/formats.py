@@ -1,34 +1,34 @@
-"""Unpacks 4-bit weights into one layout: ``w[k, n] = (codes[k, n] - zeros[g, n]) * scales[g, n]``.
+"""Unpacks GPTQ and AWQ into one layout: ``w[k, n] = (codes[k, n] - zeros[g, n]) * scales[g, n]``.
 
-    GPTQ  qweight int32 [K/8, N]  nibble i of word r is row 8r + i
-          qzeros  int32 [G, N/8]  in order along N; v1 stores the zero minus one, v2 the zero
+    GPTQ  qweight int32 [K/P, N]  field i of word r is row P r + i; P = 8 at 4 bits, 4 at 8 bits
+          qzeros  int32 [G, N/P]  in order along N; v1 stores the zero minus one, v2 the zero
           scales  [G, N]; g_idx int32 [K] names each row's group (act-order), absent: k // group
     AWQ   qweight int32 [K, N/8]  nibble i of a word is column AWQ_ORDER[i] of its eight
           qzeros  int32 [G, N/8]  the same order, the zero itself
           scales  [G, N]
 
-A v1 zero stored as 15 means 16, so zeros are int16 and are never masked again. The layout follows
-from the shapes; the zero's version from the stored values where they tell, else from the claim.
+A v1 zero stored as 15 means 16 (at 8 bits 255 means 256), so zeros are int16 and are never masked
+again. The layout follows from the shapes; the zero's version from the stored values where they
+tell, else from the claim.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
 
 from engine.errors import CheckpointInvalid
-from engine.quant.schemes import Claim, Zeros
+from engine.quant.schemes import GROUPS, Claim, Method, Zeros
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SAMPLE_COLUMNS = 256
-_CONSTANT: Mapping[int, Zeros] = {7: "v1", 8: "v2"}  # what a symmetric module stores everywhere
 LARGEST_WEIGHT = 1e3  # a dequantised weight beyond this is a misread one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedTensors:
-    """The tensors of one quantised module, as stored."""
+    """The tensors of one GPTQ or AWQ module, as stored."""
 
     module: str
     qweight: torch.Tensor
@@ -39,13 +39,14 @@ class PackedTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantised:
-    """One module's 4-bit weight, unpacked. Rows are in order of group when ``perm`` is set."""
+    """One module's weight, unpacked. Rows are in order of group when ``perm`` is set."""
 
     codes: torch.Tensor  # uint8 [K, N]
     scales: torch.Tensor  # fp16, bf16 or fp32 [G, N]
     zeros: torch.Tensor  # int16 [G, N]
     group: int  # rows of a group
     perm: torch.Tensor | None = None  # int64 [K]: row k of codes belongs to input perm[k]
+    bits: int = 4  # or 8, of a code
 
     def dense(self) -> torch.Tensor:
         """The weight as F.linear wants it: float32 [N, K], inputs in their own order."""
@@ -60,100 +61,128 @@ class Quantised:
 
 def unpack(packed: PackedTensors, size: tuple[int, int], claim: Claim) -> Quantised:
     """Unpack a module of ``size`` (K inputs, N outputs). Raises CheckpointInvalid naming it."""
-    K, N = size
-    awq, gptq = (K, N // 8), (K // 8, N)
-    found = tuple(packed.qweight.shape)
-    if packed.qweight.dtype != torch.int32 or found not in (awq, gptq):
-        _refuse(
+    method, bits = _layout(packed, size)
+    check_claim(packed.module, claim, method, bits)
+    groups = packed.scales.shape[0] if packed.scales.ndim == 2 else 0
+    check_scales(packed.module, packed.scales, (groups, size[1]))
+    zeros = (groups, size[1] * bits // 32)
+    if packed.qzeros.dtype != torch.int32 or tuple(packed.qzeros.shape) != zeros:
+        refuse(
             packed.module,
-            f"qweight {packed.qweight.dtype} {list(found)}",
-            f"int32 {list(gptq)} (GPTQ, 4 bits) or {list(awq)} (AWQ gemm)",
+            f"qzeros {packed.qzeros.dtype} {list(packed.qzeros.shape)}",
+            f"int32 {list(zeros)}, {32 // bits} zeros to a word",
         )
-    method = "awq" if found == awq else "gptq"
-    if claim.method not in (None, method):
-        _refuse(packed.module, f"{method} tensors", f"{claim.method}, as the config says")
-    group = _group(packed, size, claim)
+    group = group_size(packed.module, groups, size[0], claim)
     return (
-        _unpack_awq(packed, group, claim) if method == "awq" else _unpack_gptq(packed, group, claim)
+        _unpack_awq(packed, group, claim)
+        if method == "awq"
+        else _unpack_gptq(packed, bits, group, claim)
     )
 
 
-def _group(packed: PackedTensors, size: tuple[int, int], claim: Claim) -> int:
-    """Rows per group, from the shape of the scales; also checks the shape of the zeros."""
+def _layout(packed: PackedTensors, size: tuple[int, int]) -> tuple[Method, int]:
+    """The method and the bits of a code, as the shape of the codes tells."""
     K, N = size
-    scales, zeros = tuple(packed.scales.shape), tuple(packed.qzeros.shape)
-    groups = scales[0] if len(scales) == 2 else 0
-    if groups < 1 or scales != (groups, N) or not packed.scales.dtype.is_floating_point:
-        _refuse(packed.module, f"scales {packed.scales.dtype} {list(scales)}", f"float [G, {N}]")
-    if packed.qzeros.dtype != torch.int32 or zeros != (groups, N // 8):
-        _refuse(
+    layouts: dict[tuple[int, ...], tuple[Method, int]] = {
+        (K // 8, N): ("gptq", 4),
+        (K // 4, N): ("gptq", 8),
+        (K, N // 8): ("awq", 4),
+    }
+    found = tuple(packed.qweight.shape)
+    if packed.qweight.dtype != torch.int32 or found not in layouts:
+        refuse(
             packed.module,
-            f"qzeros {packed.qzeros.dtype} {list(zeros)}",
-            f"int32 {[groups, N // 8]}, eight zeros to a word",
+            f"qweight {packed.qweight.dtype} {list(found)}",
+            f"int32 {[K // 8, N]} (GPTQ, 4 bits), {[K // 4, N]} (GPTQ, 8 bits) "
+            f"or {[K, N // 8]} (AWQ gemm, 4 bits)",
         )
-    claimed = K if claim.group_size == -1 else claim.group_size
-    if claimed is not None and groups != -(-K // claimed):
-        _refuse(packed.module, f"{groups} groups", f"{-(-K // claimed)} of {claimed} rows")
-    group = claimed or -(-K // groups)
-    if group != K and group not in (32, 64, 128):
-        _refuse(packed.module, f"groups of {group} rows", "32, 64, 128 or all rows")
+    return layouts[found]
+
+
+def check_claim(module: str, claim: Claim, method: Method, bits: int) -> None:
+    if claim.method not in (None, method):
+        refuse(module, f"{method} tensors", f"{claim.method}, as the config says")
+    if claim.bits not in (None, bits):
+        refuse(module, f"{bits} bits to a weight", f"{claim.bits}, as the config says")
+
+
+def check_scales(module: str, scales: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if 0 in shape or tuple(scales.shape) != shape or not scales.dtype.is_floating_point:
+        wanted = ", ".join("G" if not extent else str(extent) for extent in shape)
+        refuse(module, f"scales {scales.dtype} {list(scales.shape)}", f"float [{wanted}]")
+
+
+def group_size(module: str, groups: int, rows: int, claim: Claim) -> int:
+    """Rows per group, where ``groups`` make up all rows."""
+    claimed = rows if claim.group_size == -1 else claim.group_size
+    if claimed is not None and groups != -(-rows // claimed):
+        refuse(module, f"{groups} groups", f"{-(-rows // claimed)} of {claimed} rows")
+    fitting = (size for size in GROUPS if size > 0 and -(-rows // size) == groups)
+    group = claimed or (rows if groups == 1 else next(fitting, -(-rows // groups)))
+    if group != rows and group not in GROUPS:
+        refuse(module, f"groups of {group} rows", "32, 64, 128 or all rows")
     return group
 
 
 def _unpack_awq(packed: PackedTensors, group: int, claim: Claim) -> Quantised:
     if packed.g_idx is not None:
-        _refuse(packed.module, "g_idx beside AWQ tensors", "none")
-    zeros = _nibbles(packed.qzeros, AWQ_ORDER).flatten(1).to(torch.int16)
+        refuse(packed.module, "g_idx beside AWQ tensors", "none")
+    zeros = unpack_fields(packed.qzeros, 4, order=AWQ_ORDER).flatten(1).to(torch.int16)
     if claim.symmetric and bool((zeros != 8).any()):
-        _refuse(packed.module, f"zeros {_span(zeros)} with zero_point=false", "8 everywhere")
-    codes = _nibbles(packed.qweight, AWQ_ORDER).flatten(1)
+        refuse(packed.module, f"zeros {span(zeros)} with zero_point=false", "8 everywhere")
+    codes = unpack_fields(packed.qweight, 4, order=AWQ_ORDER).flatten(1)
     weight = Quantised(codes=codes, scales=packed.scales, zeros=zeros, group=group)
-    _check(packed.module, weight)
+    check_weight(packed.module, weight)
     return weight
 
 
-def _unpack_gptq(packed: PackedTensors, group: int, claim: Claim) -> Quantised:
-    codes = _nibbles(packed.qweight, range(8), dim=1).flatten(0, 1)  # [K, N]
-    stored = _nibbles(packed.qzeros, range(8)).flatten(1).to(torch.int16)  # [G, N]
-    perm = _permutation(packed, codes.shape[0], group)
+def _unpack_gptq(packed: PackedTensors, bits: int, group: int, claim: Claim) -> Quantised:
+    codes = unpack_fields(packed.qweight, bits, dim=1).flatten(0, 1)  # [K, N]
+    stored = unpack_fields(packed.qzeros, bits).flatten(1).to(torch.int16)  # [G, N]
+    perm = permutation(packed.module, packed.g_idx, codes.shape[0], group)
     if perm is not None:
         codes = codes[perm]
-    weight = Quantised(codes=codes, scales=packed.scales, zeros=stored, group=group, perm=perm)
+    weight = Quantised(
+        bits=bits, codes=codes, scales=packed.scales, zeros=stored, group=group, perm=perm
+    )
     if _version(packed.module, weight, claim) == "v1":
         weight = replace(weight, zeros=stored + 1)
-    _check(packed.module, weight)
+    check_weight(packed.module, weight)
     return weight
 
 
-def _permutation(packed: PackedTensors, rows: int, group: int) -> torch.Tensor | None:
+def permutation(
+    module: str, g_idx: torch.Tensor | None, rows: int, group: int
+) -> torch.Tensor | None:
     """Inputs in order of group (act-order), or None when they already are."""
-    if packed.g_idx is None:
+    if g_idx is None:
         return None
-    if tuple(packed.g_idx.shape) != (rows,):
-        _refuse(packed.module, f"g_idx {list(packed.g_idx.shape)}", f"[{rows}]")
-    g_idx, expected = packed.g_idx.long(), torch.arange(rows) // group
-    if torch.equal(g_idx, expected):
+    if tuple(g_idx.shape) != (rows,):
+        refuse(module, f"g_idx {list(g_idx.shape)}", f"[{rows}]")
+    groups, expected = g_idx.long(), torch.arange(rows) // group
+    if torch.equal(groups, expected):
         return None
-    order = torch.argsort(g_idx, stable=True)
-    if not torch.equal(g_idx[order], expected):
-        _refuse(packed.module, "g_idx with uneven groups", f"{group} rows in each group")
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], expected):
+        refuse(module, "g_idx with uneven groups", f"{group} rows in each group")
     return order
 
 
 def _version(module: str, stored: Quantised, claim: Claim) -> Zeros:
     """Whether the stored zeros are one too low (v1)."""
+    centre = 1 << stored.bits - 1  # of a symmetric module, everywhere
+    versions: dict[int, Zeros] = {centre - 1: "v1", centre: "v2"}
     low, high = int(stored.zeros.min()), int(stored.zeros.max())
-    constant = _CONSTANT.get(low) if low == high else None
-    if claim.symmetric:
-        if constant is None or claim.zeros not in (None, constant):
-            wanted = {"v1": "7", "v2": "8", None: "7 (v1) or 8 (v2)"}[claim.zeros]
-            _refuse(module, f"zeros {_span(stored.zeros)} with sym=true", f"{wanted} everywhere")
-        return constant
-    if claim.zeros is None and constant is not None:
+    constant = versions.get(low) if low == high else None
+    if claim.symmetric and (constant is None or claim.zeros not in (None, constant)):
+        wanted = [f"{z} ({v})" for z, v in versions.items() if claim.zeros in (None, v)]
+        found = f"zeros {span(stored.zeros)} with sym=true"
+        refuse(module, found, f"{' or '.join(wanted)} everywhere")
+    if constant is not None and (claim.symmetric or claim.zeros is None):
         return constant
     told = _told_by_centre(stored)
     if claim.zeros is not None and told not in (None, claim.zeros):
-        _refuse(module, f"zeros that fit {told}", f"{claim.zeros}, as the config says")
+        refuse(module, f"zeros that fit {told}", f"{claim.zeros}, as the config says")
     return claim.zeros or told or "v1"
 
 
@@ -174,10 +203,10 @@ def _told_by_centre(stored: Quantised) -> Zeros | None:
     return "v1" if abs(mean - 1) < 0.25 else None
 
 
-def _check(module: str, weight: Quantised) -> None:
+def check_weight(module: str, weight: Quantised) -> None:
     """Dequantise a sample: it must be finite and of a weight's magnitude."""
     if not bool(weight.scales.isfinite().all()):
-        _refuse(module, "scales that are not finite", "finite scales")
+        refuse(module, "scales that are not finite", "finite scales")
     columns = slice(0, SAMPLE_COLUMNS)
     sample = replace(
         weight,
@@ -186,22 +215,25 @@ def _check(module: str, weight: Quantised) -> None:
         zeros=weight.zeros[:, columns],
     ).dense()
     if (largest := float(sample.abs().max())) > LARGEST_WEIGHT:
-        _refuse(module, f"weights up to {largest:.3g}", f"at most {LARGEST_WEIGHT:g}")
+        refuse(module, f"weights up to {largest:.3g}", f"at most {LARGEST_WEIGHT:g}")
 
 
-def _nibbles(words: torch.Tensor, order: Sequence[int], dim: int = 2) -> torch.Tensor:
-    """uint8, with a new dimension of 8: nibble i of a word goes to place order[i] there."""
+def unpack_fields(
+    words: torch.Tensor, bits: int, *, dim: int = 2, order: Sequence[int] | None = None
+) -> torch.Tensor:
+    """uint8, with a new dimension of the fields of a word, lowest first: field i at order[i]."""
+    count = 32 // bits
     shape = [*words.shape]
-    shape.insert(dim, 8)
+    shape.insert(dim, count)
     out = torch.empty(shape, dtype=torch.uint8)
-    for i, place in enumerate(order):
-        out.select(dim, place).copy_((words >> (4 * i)) & 0xF)
+    for i, place in enumerate(order or range(count)):
+        out.select(dim, place).copy_((words >> (bits * i)) & ((1 << bits) - 1))
     return out
 
 
-def _span(zeros: torch.Tensor) -> str:
+def span(zeros: torch.Tensor) -> str:
     return f"{int(zeros.min())}..{int(zeros.max())}"
 
 
-def _refuse(module: str, found: str, expected: str) -> NoReturn:
+def refuse(module: str, found: str, expected: str) -> NoReturn:
     raise CheckpointInvalid(f"{module}: found {found}; expected {expected}")

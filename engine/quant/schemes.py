@@ -1,76 +1,77 @@
-"""What a checkpoint claims about its own quantisation, and what of it we serve.
+"""What is claimed about each quantised module, before its tensors are looked at.
 
-The claim is ``quantization_config`` in config.json, or the older ``quantize_config.json`` (GPTQ)
-and ``quant_config.json`` (AWQ). It is only a claim: the tensors decide (see ``formats``), and a
-module that contradicts it is refused. A checkpoint without a claim is read by its tensors alone.
+A checkpoint may quantise its modules in different ways. Its ``Scheme`` is a list of rules, of
+which the first that names a module holds, and what holds for all others. It is only a claim: the
+tensors decide (see ``formats`` and ``compressed``), and a module that contradicts it is refused.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
 
 from engine.errors import CheckpointInvalid
 
-Method = Literal["gptq", "awq"]
+Method = Literal["gptq", "awq", "compressed-tensors"]
 Zeros = Literal["v1", "v2"]  # v1 stores a GPTQ zero minus one, v2 stores it as it is
+BITS = (4, 8)
 GROUPS = (32, 64, 128, -1)
-_ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """None means: not said."""
+    """What is said about one module. None means: not said."""
 
     method: Method | None = None
+    bits: int | None = None
     group_size: int | None = None  # rows of one scale; -1: all of them
     symmetric: bool | None = None
     act_order: bool | None = None
     zeros: Zeros | None = None
 
-    @classmethod
-    def read(cls, configs: Mapping[str, Mapping[str, Any]]) -> "Claim":
-        """From the first non-empty of the named JSON objects. Raises CheckpointInvalid."""
-        for source, config in configs.items():
-            if config:
-                return _read(source, config)
-        return cls()
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """For modules that ``names`` accepts. ``claim`` is read when one does, so that settings we
+    do not serve are refused under the name of a module that has them; None: not quantised."""
+
+    names: Callable[[str], bool]
+    claim: Callable[[str], Claim | None] | None
 
 
-def _read(source: str, config: Mapping[str, Any]) -> Claim:
-    method = str(config.get("quant_method") or config.get("method") or "").lower()
-    if not method:
-        method = "awq" if "zero_point" in config or "w_bit" in config else "gptq"
-    layout = str(config.get("checkpoint_format") or config.get("format") or "").lower()
-    if method == "gptq" and layout == "gemm":
-        method = "awq"
-    if method not in ("gptq", "awq"):
-        _refuse(source, "quant_method", method, "'gptq' or 'awq'")
-    _check(source, "bits", config.get("bits", config.get("w_bit", 4)), (4,))
-    group = config.get("group_size", config.get("q_group_size", 128))
-    group = -1 if group in (None, 0) else group
-    _check(source, "group_size", group, GROUPS)
-    if config.get("dynamic"):
-        _refuse(source, "dynamic", config["dynamic"], "one setting for all modules")
-    if method == "awq":
-        version = str(config.get("version") or layout or "gemm").lower()
-        _check(source, "version", version, ("gemm",))
-        zero_point = config.get("zero_point")
-        symmetric = None if zero_point is None else not zero_point
-        return Claim(method="awq", group_size=group, symmetric=symmetric)
-    _check(source, "checkpoint_format", layout or "gptq", tuple(_ZEROS))
-    return Claim(
-        method="gptq",
-        group_size=group,
-        symmetric=config.get("sym"),
-        act_order=config.get("desc_act"),
-        zeros=_ZEROS.get(layout),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """Of a whole checkpoint. Without claims at all, the tensors alone tell."""
+
+    default: Claim | None = field(default_factory=Claim)  # None: no other module is quantised
+    rules: tuple[Rule, ...] = ()
+
+    def claim(self, module: str) -> Claim | None:
+        """What is said about ``module``; None: that it is not quantised.
+
+        Raises CheckpointInvalid naming the module when it has settings we do not serve.
+        """
+        for rule in self.rules:
+            if rule.names(module):
+                return None if rule.claim is None else rule.claim(module)
+        return self.default
 
 
-def _check(source: str, field: str, found: object, allowed: tuple[object, ...]) -> None:
-    if found not in allowed:
-        _refuse(source, field, found, " or ".join(map(repr, allowed)))
+def names_matching(source: str, field: str, expression: object) -> Callable[[str], bool]:
+    """Accepts the names that ``expression`` matches from their start."""
+    if not isinstance(expression, str):
+        refuse(source, field, expression, "a regular expression")
+    try:
+        compiled = re.compile(expression)
+    except re.error as error:
+        refuse(source, field, expression, f"a regular expression ({error})")
+    return lambda module: compiled.match(module) is not None
 
 
-def _refuse(source: str, field: str, found: object, expected: str) -> NoReturn:
+def check(source: str, field: str, found: object, allowed: tuple[object, ...]) -> None:
+    if not any(type(found) is type(value) and found == value for value in allowed):
+        refuse(source, field, found, " or ".join(map(repr, allowed)))
+
+
+def refuse(source: str, field: str, found: object, expected: str) -> NoReturn:
     raise CheckpointInvalid(f"{source}: {field}={found!r}; expected {expected}")

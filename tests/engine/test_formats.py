@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.errors import CheckpointInvalid
+from engine.quant.configs import read_scheme
 from engine.quant.formats import PackedTensors, unpack
 from engine.quant.schemes import Claim
 from kernels.w4_weight import dequantize_w4
@@ -28,7 +29,7 @@ SIZES = [(576, 192), (256, 8)]
 
 def made(size, layout, seed=0):
     parts, dense = quantised(*size, layout, torch.Generator().manual_seed(seed))
-    claim = Claim.read({"config.json": layout.config})
+    claim = read_scheme({"config.json": layout.config}).default
     return PackedTensors(module="m.q_proj", **parts), dense, claim
 
 
@@ -114,11 +115,18 @@ def test_gemv_order_is_refused_even_for_a_square_weight():
     assert parts["qweight"].shape == transposed.qweight.shape
 
 
-def test_eight_bit_words_are_refused():
+def test_other_bits_than_claimed_are_refused():
     packed, _, claim = made((64, 32), Layout("gptq", 32))
+    assert "found 4 bits" in refusal(packed, (64, 32), replace(claim, bits=8))
     wide = replace(packed, qweight=torch.zeros((16, 32), dtype=torch.int32))
-    message = refusal(wide, (64, 32), claim)
-    assert "[16, 32]" in message
+    assert "found 8 bits" in refusal(wide, (64, 32), claim)
+
+
+def test_three_bit_words_are_refused():
+    packed, _, claim = made((64, 32), Layout("gptq", 32))
+    narrow = replace(packed, qweight=torch.zeros((6, 32), dtype=torch.int32))
+    message = refusal(narrow, (64, 32), claim)
+    assert "[6, 32]" in message
     assert "[8, 32]" in message
 
 
@@ -161,7 +169,7 @@ def test_the_order_of_awq_is_what_the_format_says():
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bits"),
+        ({"quant_method": "gptq", "bits": 2, "group_size": 128}, "bits"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits"),
         ({"quant_method": "awq", "w_bit": 8}, "bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version"),
@@ -169,12 +177,14 @@ def test_the_order_of_awq_is_what_the_format_says():
         ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "version"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "group_size"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "dynamic"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "checkpoint_format"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "dynamic"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:up": 8}}, "dynamic"),
         ({"quant_method": "bitsandbytes"}, "quant_method"),
-        ({"quant_method": "compressed-tensors"}, "quant_method"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format"),
         ({"quant_method": "fp8"}, "quant_method"),
     ],
 )
 def test_a_claim_we_do_not_serve_is_refused_by_field(config, field):
     with pytest.raises(CheckpointInvalid, match=field):
-        Claim.read({"config.json: quantization_config": config})
+        read_scheme({"config.json: quantization_config": config})

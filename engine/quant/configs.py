@@ -1,0 +1,112 @@
+"""Reads the quantisation config of a checkpoint, in the spelling of each tool that writes one.
+
+It is ``quantization_config`` in config.json, or the older ``quantize_config.json`` (GPTQ) and
+``quant_config.json`` (AWQ). GPTQ and AWQ have one setting for all modules; GPTQModel's
+``dynamic`` overrides it by regular expression, and ``-:`` before one exempts what it matches.
+AWQ's ``modules_to_not_convert`` is not followed: its writers match it in different ways, and the
+tensors show which modules are quantised.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from engine.quant.compressed_config import read_compressed
+from engine.quant.schemes import (
+    BITS,
+    GROUPS,
+    Claim,
+    Rule,
+    Scheme,
+    Zeros,
+    check,
+    names_matching,
+    refuse,
+)
+
+Config = Mapping[str, Any]
+Reader = Callable[[str, Config], Claim]
+METHODS = ("gptq", "awq", "compressed-tensors")
+_ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
+
+
+def read_scheme(configs: Mapping[str, Config]) -> Scheme:
+    """From the first non-empty of the named JSON objects. Raises CheckpointInvalid."""
+    for source, config in configs.items():
+        if config:
+            return _read(source, config)
+    return Scheme()
+
+
+def _read(source: str, config: Config) -> Scheme:
+    method = _method(config)
+    check(source, "quant_method", method, METHODS)
+    if method == "compressed-tensors":
+        return read_compressed(source, config)
+    read = _awq if method == "awq" else _gptq
+    return Scheme(default=read(source, config), rules=tuple(_dynamic(source, config, read)))
+
+
+def _method(config: Config) -> str:
+    method = str(config.get("quant_method") or config.get("method") or "").lower()
+    if not method:
+        return "awq" if "zero_point" in config or "w_bit" in config else "gptq"
+    return "awq" if method == "gptq" and _layout(config) == "gemm" else method
+
+
+def _layout(config: Config) -> str:
+    return str(config.get("checkpoint_format") or config.get("format") or "").lower()
+
+
+def _gptq(source: str, config: Config) -> Claim:
+    layout = "marlin" if config.get("is_marlin_format") else _layout(config)
+    check(source, "checkpoint_format", layout or "gptq", tuple(_ZEROS))
+    bits = config.get("bits", 4)
+    check(source, "bits", bits, BITS)
+    return Claim(
+        method="gptq",
+        bits=bits,
+        group_size=_group_size(source, config.get("group_size", 128)),
+        symmetric=config.get("sym"),
+        act_order=config.get("desc_act"),
+        zeros=_ZEROS.get(layout),
+    )
+
+
+def _awq(source: str, config: Config) -> Claim:
+    version = str(config.get("version") or _layout(config) or "gemm").lower()
+    check(source, "version", version, ("gemm",))
+    check(source, "bits", config.get("bits", config.get("w_bit", 4)), (4,))
+    zero_point = config.get("zero_point")
+    return Claim(
+        method="awq",
+        bits=4,
+        group_size=_group_size(source, config.get("group_size", config.get("q_group_size", 128))),
+        symmetric=None if zero_point is None else not zero_point,
+    )
+
+
+def _group_size(source: str, found: object) -> int:
+    size = -1 if found in (None, 0) else found
+    check(source, "group_size", size, GROUPS)
+    assert isinstance(size, int)
+    return size
+
+
+def _dynamic(source: str, config: Config, read: Reader) -> list[Rule]:
+    """As in GPTQModel the first expression that matches holds."""
+    settings = config.get("dynamic") or {}
+    if not isinstance(settings, Mapping):
+        refuse(source, "dynamic", settings, "an object of settings by expression")
+    rules = []
+    for key, override in settings.items():
+        names = names_matching(source, "dynamic", key[2:] if key[:2] in ("+:", "-:") else key)
+        exempt = key.startswith("-:")
+        if not exempt and not isinstance(override, Mapping):
+            refuse(source, f"dynamic[{key!r}]", override, "an object of settings")
+        rules.append(Rule(names, None if exempt else partial(_override, read, config, override)))
+    return rules
+
+
+def _override(read: Reader, config: Config, override: Config, module: str) -> Claim:
+    return read(f"{module}, by dynamic", {**config, **override})
