@@ -59,7 +59,7 @@ RECIPES = (
         targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         rank=8,
         alpha=16,
-        epochs=4,
+        epochs=5,
         shows=is_json_answer,
     ),
     Recipe(

