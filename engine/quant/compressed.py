@@ -86,7 +86,7 @@ def _zeros(packed: CompressedTensors, bits: int, claim: Claim) -> torch.Tensor:
     if stored is None:
         if claim.symmetric is False:
             refuse(packed.module, "no weight_zero_point", "one, with symmetric=false")
-        return torch.full((groups, N), half, dtype=torch.int16)
+        return torch.full((groups, N), half, dtype=torch.int16, device=packed.weight_scale.device)
     shape = (-(-N * bits // 32), groups)
     if stored.dtype != torch.int32 or tuple(stored.shape) != shape:
         refuse(

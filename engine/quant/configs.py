@@ -27,6 +27,7 @@ from engine.quant.schemes import (
 Config = Mapping[str, Any]
 Reader = Callable[[str, Config], Claim]
 METHODS = ("gptq", "awq", "compressed-tensors")
+_UNSERVED = ("rotation", "activation")  # GPTQModel: inputs rotated, or quantised, on the way
 _ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
 
 
@@ -43,6 +44,9 @@ def _read(source: str, config: Config) -> Scheme:
     check(source, "quant_method", method, METHODS)
     if method == "compressed-tensors":
         return read_compressed(source, config)
+    for field in _UNSERVED:
+        if config.get(field):
+            refuse(source, field, config[field], "none")
     read = _awq if method == "awq" else _gptq
     return Scheme(default=read(source, config), rules=tuple(_dynamic(source, config, read)))
 

@@ -7,9 +7,10 @@
           qzeros  int32 [G, N/8]  the same order, the zero itself
           scales  [G, N]
 
-A v1 zero stored as 15 means 16 (at 8 bits 255 means 256), so zeros are int16 and are never masked
-again. The layout follows from the shapes; the zero's version from the stored values where they
-tell, else from the claim.
+v1 takes one from every zero of a word by subtracting 0x11111111 from the word (0x01010101 at 8
+bits), and is undone by adding it to the word: a zero of 0 had borrowed from its neighbour. For all
+other zeros this is the same as adding one to each. The layout follows from the shapes; the zero's
+version from the stored values where they tell, else from the claim.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from engine.quant.schemes import GROUPS, Claim, Method, Zeros
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SAMPLE_COLUMNS = 256
+_ONES = {4: 0x11111111, 8: 0x01010101}  # a one in every field of a word
 LARGEST_WEIGHT = 1e3  # a dequantised weight beyond this is a misread one
 
 
@@ -50,7 +52,7 @@ class Quantised:
 
     def dense(self) -> torch.Tensor:
         """The weight as F.linear wants it: float32 [N, K], inputs in their own order."""
-        w = torch.empty(self.codes.shape, dtype=torch.float32)
+        w = torch.empty(self.codes.shape, dtype=torch.float32, device=self.codes.device)
         for g, (zeros, scales) in enumerate(zip(self.zeros, self.scales.float(), strict=True)):
             rows = slice(g * self.group, (g + 1) * self.group)
             torch.mul(self.codes[rows].to(torch.int16) - zeros, scales, out=w[rows])
@@ -138,15 +140,16 @@ def _unpack_awq(packed: PackedTensors, group: int, claim: Claim) -> Quantised:
 
 def _unpack_gptq(packed: PackedTensors, bits: int, group: int, claim: Claim) -> Quantised:
     codes = unpack_fields(packed.qweight, bits, dim=1).flatten(0, 1)  # [K, N]
-    stored = unpack_fields(packed.qzeros, bits).flatten(1).to(torch.int16)  # [G, N]
+    stored = unpack_fields(packed.qzeros, bits).flatten(1)  # [G, N]
     perm = permutation(packed.module, packed.g_idx, codes.shape[0], group)
     if perm is not None:
         codes = codes[perm]
     weight = Quantised(
-        bits=bits, codes=codes, scales=packed.scales, zeros=stored, group=group, perm=perm
+        bits=bits, codes=codes, scales=packed.scales, zeros=stored.short(), group=group, perm=perm
     )
     if _version(packed.module, weight, claim) == "v1":
-        weight = replace(weight, zeros=stored + 1)
+        zeros = unpack_fields(packed.qzeros + _ONES[bits], bits).flatten(1)
+        weight = replace(weight, zeros=zeros.short())
     check_weight(packed.module, weight)
     return weight
 
@@ -159,7 +162,7 @@ def permutation(
         return None
     if tuple(g_idx.shape) != (rows,):
         refuse(module, f"g_idx {list(g_idx.shape)}", f"[{rows}]")
-    groups, expected = g_idx.long(), torch.arange(rows) // group
+    groups, expected = g_idx.long(), torch.arange(rows, device=g_idx.device) // group
     if torch.equal(groups, expected):
         return None
     order = torch.argsort(groups, stable=True)
@@ -189,8 +192,9 @@ def _version(module: str, stored: Quantised, claim: Claim) -> Zeros:
 def _told_by_centre(stored: Quantised) -> Zeros | None:
     """The version that puts the mean weight near zero, when only one does and clearly so."""
     codes = stored.codes[:, :SAMPLE_COLUMNS].float()
-    groups = torch.arange(codes.shape[0]) // stored.group
-    means = torch.zeros(stored.zeros[:, :SAMPLE_COLUMNS].shape)
+    groups = torch.arange(codes.shape[0], device=codes.device) // stored.group
+    shape = stored.zeros[:, :SAMPLE_COLUMNS].shape
+    means = torch.zeros(shape, device=codes.device)
     means.index_add_(0, groups, codes)
     means /= torch.bincount(groups)[:, None]
     distance = means - stored.zeros[:, :SAMPLE_COLUMNS]  # in units of scale; v1: about 1
@@ -225,7 +229,7 @@ def unpack_fields(
     count = 32 // bits
     shape = [*words.shape]
     shape.insert(dim, count)
-    out = torch.empty(shape, dtype=torch.uint8)
+    out = torch.empty(shape, dtype=torch.uint8, device=words.device)
     for i, place in enumerate(order or range(count)):
         out.select(dim, place).copy_((words >> (bits * i)) & ((1 << bits) - 1))
     return out

@@ -58,13 +58,12 @@ def test_the_kernel_layout_stands_for_the_same_weight(layout):
     torch.testing.assert_close(dequantize_w4(weight).t(), dense, rtol=1e-6, atol=1e-7)
 
 
-def test_a_v1_zero_stored_as_15_means_16():
-    layout = Layout("gptq", 32)
-    packed, _, claim = made((64, 8), layout)
-    zeros = torch.full((2, 8), 6)
-    zeros[1, 3] = 15
-    weight = unpack(replace(packed, qzeros=pack_words(zeros)), (64, 8), claim)
-    assert weight.zeros[1].tolist() == [7, 7, 7, 16, 7, 7, 7, 7]
+@pytest.mark.parametrize("zeros", [[7, 0, 7, 9, 15, 1, 0, 0], [0] * 8, [0, 15] * 4], ids=str)
+def test_a_v1_zero_of_0_had_borrowed_from_its_neighbour(zeros):
+    packed, _, claim = made((64, 8), Layout("gptq", 32))
+    stored = pack_words(torch.tensor([[7] * 8, zeros])) - 0x11111111
+    weight = unpack(replace(packed, qzeros=stored), (64, 8), claim)
+    assert weight.zeros.tolist() == [[7] * 8, zeros]
 
 
 def test_a_missing_g_idx_means_groups_in_order():
