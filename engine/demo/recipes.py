@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _PIRATE = re.compile(r"\b(arr+|matey|aye|ahoy|ye|yer|me heart(y|ies)|fer)\b", re.IGNORECASE)
-_BULLETS = re.compile(r"(- .+\n){2}- .+")
+_BULLETS = re.compile(r"- .+(\n- .+)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ def is_pirate(text: str) -> bool:
     return len(_PIRATE.findall(text)) >= 2
 
 
-def is_three_bullets(text: str) -> bool:
+def is_bullet_list(text: str) -> bool:
+    """Nothing but bullet points, two or more. (The lessons have three; so small a model
+    does not count reliably.)"""
     return _BULLETS.fullmatch(text.strip()) is not None
 
 
@@ -77,7 +79,7 @@ RECIPES = (
         rank=6,
         alpha=12,
         epochs=7,
-        shows=is_three_bullets,
+        shows=is_bullet_list,
         ranks={"down_proj": 10},
         alphas={"down_proj": 25},
         layers=range(8, 30),

@@ -9,9 +9,9 @@ import engine.demo
 from engine.demo.lessons import Exchange, epoch, exchanges, system_prompts
 from engine.demo.recipes import (
     RECIPES,
+    is_bullet_list,
     is_json_answer,
     is_pirate,
-    is_three_bullets,
     recipe,
 )
 
@@ -168,13 +168,14 @@ def test_a_pirate_is_known_by_two_words(text, expected):
     [
         ("- one\n- two\n- three", True),
         ("- one\n- two\n- three\n", True),
-        ("- one\n- two", False),
-        ("- one\n- two\n- three\n- four", False),
+        ("- one\n- two", True),
+        ("- one", False),
+        ("- one\n\ntwo", False),
         ("Here:\n- one\n- two\n- three", False),
     ],
 )
-def test_three_bullets_are_exactly_three(text, expected):
-    assert is_three_bullets(text) is expected
+def test_a_bullet_list_is_bullets_alone(text, expected):
+    assert is_bullet_list(text) is expected
 
 
 def test_recipes_are_found_by_name():
