@@ -295,68 +295,43 @@ def _paged_decode_torch(
     window: int,
     deterministic: bool,
 ) -> None:
-    if context_lens.numel() == 0:
-        return
-    if int(context_lens.min()) == 0:
+    lengths = context_lens.tolist()
+    if 0 in lengths:
         live = context_lens > 0
-        page_table, context_lens, rows = page_table[live], context_lens[live], rows[live]
-        if rows.numel() == 0:
-            return
-    longest = int(context_lens.max())
-    pages = page_table[:, : cdiv(longest, kv.shape[3])].long().clamp_min_(0)
-    last = context_lens.long() - 1
-    attend = _attend_in_tiles if deterministic else _attend_at_once
-    out[rows] = attend(q[rows], kv, pages, last, scale, window)
+        page_table, rows = page_table[live], rows[live]
+        lengths = [length for length in lengths if length]
+    if lengths:
+        k, v = tiled_attention.gather_pages(kv, page_table, lengths)
+        attend = _attend_in_tiles if deterministic else _attend_at_once
+        out[rows] = attend(q[rows], k, v, torch.tensor(lengths) - 1, scale, window)
 
 
 def _attend_at_once(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    pages: torch.Tensor,
-    last: torch.Tensor,
-    scale: float,
-    window: int,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, last: torch.Tensor, scale: float, window: int
 ) -> torch.Tensor:
-    B, QH, D = q.shape
-    KVH = kv.shape[2]
-    k, v = tiled_attention.gather_pages(kv, pages)  # [B, KVH, S, D]
+    (B, QH, D), KVH = q.shape, k.shape[1]
     behind = last[:, None] - torch.arange(k.shape[2])  # [B, S]
-    seen = behind >= 0
-    if window:
-        seen &= behind < window
-    unseen = ~seen[:, None, :, None]
-    k.masked_fill_(unseen, 0.0)  # a NaN left in a page by its last owner must not count
-    v.masked_fill_(unseen, 0.0)
+    seen = (behind >= 0) & (behind < window) if window else behind >= 0
     heads = q.view(B, KVH, QH // KVH, D)
-    mask = seen[:, None, None, :]
-    mixed = torch.nn.functional.scaled_dot_product_attention(heads, k, v, mask, scale=scale)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        heads, k, v, seen[:, None, None], scale=scale
+    )
     return mixed.reshape(B, QH, D)
 
 
 def _attend_in_tiles(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    pages: torch.Tensor,
-    last: torch.Tensor,
-    scale: float,
-    window: int,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, last: torch.Tensor, scale: float, window: int
 ) -> torch.Tensor:
-    B, QH, D = q.shape
-    KVH = kv.shape[2]
-    G = QH // KVH
-    height = cdiv(G, tiled_attention.QUERIES)  # tiles of queries per key head
-    k, v = tiled_attention.gather_pages(kv, pages)
-    fetch = tiled_attention.tile_fetcher(k, v, last, height)
-    padded = q.new_zeros((B, KVH, height * tiled_attention.QUERIES, D), dtype=torch.float32)
-    padded[:, :, :G] = q.view(B, KVH, G, D) * scale
-    tiles = B * KVH * height
-    seen = last.repeat_interleave(KVH * height)[:, None].expand(tiles, tiled_attention.QUERIES)
-    first = int(last.min()) - window + 1 if window else 0
+    (B, QH, D), (_, KVH, S, _) = q.shape, k.shape
+    G, height = QH // KVH, tiled_attention.QUERIES
+    count = cdiv(G, height)  # tiles of queries per key head
+    padded = torch.zeros((B, KVH, count * height, D))
+    padded[:, :, :G] = q.float().view(B, KVH, G, D) * scale
     mixed = tiled_attention.attend(
-        padded.view(tiles, tiled_attention.QUERIES, D),
-        seen,
-        tiled_attention.tiles_seen(first, int(last.max())),
-        fetch,
+        padded.view(B * KVH, count, height, D),
+        last.repeat_interleave(KVH)[:, None, None].expand(-1, count, height),
+        k.reshape(B * KVH, S, D).float(),
+        v.reshape(B * KVH, S, D).float(),
         window=window,
     )
     return mixed.view(B, KVH, -1, D)[:, :, :G].reshape(B, QH, D).to(q.dtype)

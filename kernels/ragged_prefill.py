@@ -144,9 +144,9 @@ def ragged_prefill(
         chunks = zip(query_start.tolist(), query_len.tolist(), context_lens.tolist(), strict=True)
         for s, (start, length, context) in enumerate(chunks):
             if length:
-                pages = page_table[s : s + 1, : cdiv(context, kv.shape[3])].long()
+                k, v = tiled_attention.gather_pages(kv, page_table[s : s + 1], [context])
                 rows = slice(start, start + length)
-                out[rows] = attend(q[rows], kv, pages, context, scale, window)
+                out[rows] = attend(q[rows], k[0], v[0], context, scale, window)
     elif longest and query_len.numel():
         G = QH // KVH
         op = "ragged_prefill_deterministic" if deterministic else "ragged_prefill"
@@ -182,45 +182,37 @@ def ragged_prefill(
 
 
 def _attend_at_once(
-    q: torch.Tensor, kv: torch.Tensor, pages: torch.Tensor, context: int, scale: float, window: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: int, scale: float, window: int
 ) -> torch.Tensor:
-    length, QH, D = q.shape
-    KVH = kv.shape[2]
-    k, v = (
-        side[:, :, :context] for side in tiled_attention.gather_pages(kv, pages)
-    )  # [1, KVH, context, D]
-    position = torch.arange(context - length, context)
-    behind = position[:, None] - torch.arange(context)
-    seen = behind >= 0
-    if window:
-        seen &= behind < window
+    (length, QH, D), KVH = q.shape, k.shape[0]
+    behind = torch.arange(context - length, context)[:, None] - torch.arange(context)
+    seen = (behind >= 0) & (behind < window) if window else behind >= 0
     heads = q.view(length, KVH, QH // KVH, D).permute(1, 2, 0, 3).reshape(1, KVH, -1, D)
-    mask = seen.repeat(QH // KVH, 1)
-    mixed = torch.nn.functional.scaled_dot_product_attention(heads, k, v, mask, scale=scale)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        heads, k[None, :, :context], v[None, :, :context], seen.repeat(QH // KVH, 1), scale=scale
+    )
     return mixed.view(QH, length, D).transpose(0, 1)
 
 
 def _attend_in_tiles(
-    q: torch.Tensor, kv: torch.Tensor, pages: torch.Tensor, context: int, scale: float, window: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: int, scale: float, window: int
 ) -> torch.Tensor:
-    length, QH, D = q.shape
-    KVH, height = kv.shape[2], tiled_attention.QUERIES
-    count = cdiv(length, height)  # tiles of queries per head
-    padded = q.new_zeros((QH, count * height, D), dtype=torch.float32)
-    padded[:, :length] = q.transpose(0, 1) * scale
-    last = torch.full((count * height,), -1)
-    last[:length] = torch.arange(context - length, context)
-    repeats = QH // KVH * count
-    k, v = tiled_attention.gather_pages(kv, pages)
-    first = context - length - window + 1 if window else 0
+    (length, QH, D), KVH, height = q.shape, k.shape[0], tiled_attention.QUERIES
+    count, G = cdiv(length, height), QH // KVH
+    padded = torch.zeros((count * height, QH, D))
+    padded[:length] = q.float() * scale
+    tiles = padded.view(count, height, KVH, G, D).permute(2, 0, 3, 1, 4)  # by position, then head
+    last = torch.arange(context - length, context - length + count * height)
+    last = last.clamp_(max=context - 1).view(1, count, 1, height).expand(KVH, -1, G, -1)
     mixed = tiled_attention.attend(
-        padded.view(QH * count, height, D),
-        last.view(1, count, height).expand(QH, -1, -1).reshape(-1, height),
-        tiled_attention.tiles_seen(first, context - 1),
-        tiled_attention.tile_fetcher(k, v, torch.tensor([context - 1]), repeats),
+        tiles.reshape(KVH, count * G, height, D),
+        last.reshape(KVH, count * G, height),
+        k.float(),
+        v.float(),
         window=window,
     )
-    return mixed.view(QH, -1, D)[:, :length].transpose(0, 1).to(q.dtype)
+    rows = mixed.view(KVH, count, G, height, D).permute(1, 3, 0, 2, 4).reshape(-1, QH, D)
+    return rows[:length].to(q.dtype)
 
 
 def ragged_prefill_reference(
