@@ -1,6 +1,6 @@
 """Small random checkpoints in every layout we read, with the dense weights they stand for.
 
-Packing is written here from the formats' definitions, one nibble at a time, and shares nothing
+Packing is written here from the formats' definitions, one code at a time, and shares nothing
 with the loader it tests.
 """
 
@@ -20,12 +20,13 @@ Tensors = dict[str, torch.Tensor]
 class Layout:
     """How the linear layers of a checkpoint are stored."""
 
-    method: str = "dense"  # or "gptq", "awq"
+    method: str = "dense"  # or "gptq", "awq", "compressed-tensors"
     group: int = 32
     symmetric: bool = False
     zeros: str = "v1"
     act_order: bool = False
     dtype: torch.dtype = torch.float16  # of scales
+    bits: int = 4
 
     def __str__(self) -> str:
         return "-".join(
@@ -37,6 +38,7 @@ class Layout:
                 self.zeros,
                 *(["act"] if self.act_order else []),
                 str(self.dtype).removeprefix("torch."),
+                *([f"{self.bits}bit"] if self.bits != 4 else []),
             )
         )
 
@@ -44,7 +46,9 @@ class Layout:
     def config(self) -> dict[str, Any] | None:
         if self.method == "dense":
             return None
-        facts = {"quant_method": self.method, "bits": 4, "group_size": self.group}
+        if self.method == "compressed-tensors":
+            return self._compressed_config
+        facts = {"quant_method": self.method, "bits": self.bits, "group_size": self.group}
         if self.method == "awq":
             return facts | {"zero_point": not self.symmetric, "version": "gemm"}
         name = "gptq" if self.zeros == "v1" else "gptq_v2"
@@ -54,13 +58,33 @@ class Layout:
             "checkpoint_format": name,
         }
 
+    @property
+    def _compressed_config(self) -> dict[str, Any]:
+        weights = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": self.symmetric,
+            "strategy": "channel" if self.group == -1 else "group",
+            "group_size": None if self.group == -1 else self.group,
+            "actorder": "group" if self.act_order else None,
+        }
+        return {
+            "quant_method": self.method,
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": ["lm_head"],
+        }
 
-def pack_words(nibbles: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """int32 [R, C/8]: nibble i of a word is element order[i] of its eight."""
-    rows, columns = nibbles.shape
-    words = torch.zeros((rows, columns // 8), dtype=torch.int64)
-    for i, element in enumerate(order):
-        words |= nibbles.long()[:, element::8] << (4 * i)
+
+def pack_words(
+    codes: torch.Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int = 4
+) -> torch.Tensor:
+    """int32 [R, C bits/32]: field i of a word is element order[i] of those in it."""
+    rows, columns = codes.shape
+    count = 32 // bits
+    words = torch.zeros((rows, columns // count), dtype=torch.int64)
+    for i, element in enumerate(order[:count]):
+        words |= codes.long()[:, element::count] << (bits * i)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
@@ -70,11 +94,12 @@ def quantised(
     """The tensors of one module without its name, and its dense float32 weight [N, K]."""
     group = K if layout.group == -1 else layout.group
     G = -(-K // group)
-    codes = torch.randint(0, 16, (K, N), generator=random)
-    zeros = torch.randint(6, 10, (G, N), generator=random)
+    half = 2 ** (layout.bits - 1)
+    codes = torch.randint(0, 2 * half, (K, N), generator=random)
+    zeros = torch.randint(half - 2, half + 2, (G, N), generator=random)
     if layout.symmetric:
-        zeros = torch.full((G, N), 8)
-    scales = ((torch.rand(G, N, generator=random) + 0.5) * 0.3 / K**0.5).to(layout.dtype)
+        zeros = torch.full((G, N), half)
+    scales = ((torch.rand(G, N, generator=random) + 0.5) * 2.4 / half / K**0.5).to(layout.dtype)
     g_idx = torch.arange(K) // group
     if layout.act_order:
         g_idx = g_idx[torch.randperm(K, generator=random)]
@@ -86,13 +111,34 @@ def quantised(
             "qzeros": pack_words(zeros, AWQ_ORDER),
             "scales": scales,
         }, dense
+    if layout.method == "compressed-tensors":
+        return _compressed(codes, zeros, scales, g_idx, layout), dense
     stored = zeros - 1 if layout.zeros == "v1" else zeros
     return {
-        "qweight": pack_words(codes.t()).t().contiguous(),
-        "qzeros": pack_words(stored),
+        "qweight": pack_words(codes.t(), bits=layout.bits).t().contiguous(),
+        "qzeros": pack_words(stored, bits=layout.bits),
         "scales": scales,
         "g_idx": g_idx.to(torch.int32),
     }, dense
+
+
+def _compressed(
+    codes: torch.Tensor,
+    zeros: torch.Tensor,
+    scales: torch.Tensor,
+    g_idx: torch.Tensor,
+    layout: Layout,
+) -> Tensors:
+    tensors = {
+        "weight_packed": pack_words(codes.t(), bits=layout.bits),
+        "weight_scale": scales.t().contiguous(),
+        "weight_shape": torch.tensor(codes.t().shape),
+    }
+    if not layout.symmetric:
+        tensors["weight_zero_point"] = pack_words(zeros, bits=layout.bits).t().contiguous()
+    if layout.act_order:
+        tensors["weight_g_idx"] = g_idx.to(torch.int32)
+    return tensors
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@ GPTQ = [
     for zeros, dtype in (("v1", torch.float16), ("v2", torch.bfloat16))
     for act_order in (False, True)
 ]
+EIGHT_BITS = [
+    Layout("gptq", group, symmetric, zeros, act_order, bits=8)
+    for group, act_order in ((32, True), (64, False), (128, True), (-1, False))
+    for symmetric in (False, True)
+    for zeros in ("v1", "v2")
+]
 AWQ = [
     Layout("awq", group, symmetric, dtype=dtype)
     for group in (32, 64, 128, -1)
@@ -33,7 +39,7 @@ def made(size, layout, seed=0):
     return PackedTensors(module="m.q_proj", **parts), dense, claim
 
 
-@pytest.mark.parametrize("layout", GPTQ + AWQ, ids=str)
+@pytest.mark.parametrize("layout", GPTQ + EIGHT_BITS + AWQ, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_layout_unpacks_to_its_dense_weight(size, layout):
     if layout.method == "awq" and layout.group > 0 and size[0] % layout.group:
@@ -43,7 +49,10 @@ def test_a_layout_unpacks_to_its_dense_weight(size, layout):
     torch.testing.assert_close(weight.dense(), dense, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("layout", GPTQ + AWQ, ids=str)
+SYMMETRIC = [layout for layout in EIGHT_BITS if layout.symmetric]
+
+
+@pytest.mark.parametrize("layout", GPTQ + SYMMETRIC + AWQ, ids=str)
 def test_what_the_tensors_tell_needs_no_claim(layout):
     packed, dense, _ = made((256, 256), layout)
     torch.testing.assert_close(unpack(packed, (256, 256), Claim()).dense(), dense, rtol=0, atol=0)
