@@ -24,6 +24,7 @@ from engine.quant.formats import (
     refuse,
     span,
     unpack_fields,
+    words,
 )
 from engine.quant.schemes import BITS, Claim
 
@@ -51,7 +52,7 @@ def unpack_compressed(packed: CompressedTensors, size: tuple[int, int], claim: C
     groups = scales.shape[1] if scales.ndim == 2 else 0
     check_scales(module, scales, (N, groups))
     group = group_size(module, groups, K, claim)
-    codes = unpack_fields(packed.weight_packed, bits).flatten(1)[:, :K].t().contiguous()
+    codes = unpack_fields(packed.weight_packed, bits, dim=1, count=K).t().contiguous()
     zeros = _zeros(packed, bits, claim)
     perm = permutation(module, packed.weight_g_idx, K, group)
     weight = Quantised(
@@ -69,12 +70,12 @@ def unpack_compressed(packed: CompressedTensors, size: tuple[int, int], claim: C
 def _bits(packed: CompressedTensors, size: tuple[int, int]) -> int:
     """Of a code, as the shape of the words tells."""
     K, N = size
-    shapes = {(N, -(-K * bits // 32)): bits for bits in BITS}
-    words = packed.weight_packed
-    found = tuple(words.shape)
-    if words.dtype != torch.int32 or found not in shapes:
+    shapes = {(N, words(K, bits)): bits for bits in BITS}
+    codes = packed.weight_packed
+    found = tuple(codes.shape)
+    if codes.dtype != torch.int32 or found not in shapes:
         wanted = " or ".join(f"{list(shape)} ({bits} bits)" for shape, bits in shapes.items())
-        refuse(packed.module, f"weight_packed {words.dtype} {list(found)}", f"int32 {wanted}")
+        refuse(packed.module, f"weight_packed {codes.dtype} {list(found)}", f"int32 {wanted}")
     return shapes[found]
 
 
@@ -87,14 +88,14 @@ def _zeros(packed: CompressedTensors, bits: int, claim: Claim) -> torch.Tensor:
         if claim.symmetric is False:
             refuse(packed.module, "no weight_zero_point", "one, with symmetric=false")
         return torch.full((groups, N), half, dtype=torch.int16, device=packed.weight_scale.device)
-    shape = (-(-N * bits // 32), groups)
+    shape = (words(N, bits), groups)
     if stored.dtype != torch.int32 or tuple(stored.shape) != shape:
         refuse(
             packed.module,
             f"weight_zero_point {stored.dtype} {list(stored.shape)}",
             f"int32 {list(shape)}, {32 // bits} zeros to a word",
         )
-    zeros = unpack_fields(stored, bits, dim=1).flatten(0, 1)[:N].t().to(torch.int16).contiguous()
+    zeros = unpack_fields(stored, bits, dim=0, count=N).t().to(torch.int16).contiguous()
     if claim.symmetric and bool((zeros != half).any()):
         found = f"zeros {span(zeros - half)} with symmetric=true"
         refuse(packed.module, found, "0 everywhere")

@@ -67,7 +67,7 @@ def unpack(packed: PackedTensors, size: tuple[int, int], claim: Claim) -> Quanti
     check_claim(packed.module, claim, method, bits)
     groups = packed.scales.shape[0] if packed.scales.ndim == 2 else 0
     check_scales(packed.module, packed.scales, (groups, size[1]))
-    zeros = (groups, size[1] * bits // 32)
+    zeros = (groups, words(size[1], bits))
     if packed.qzeros.dtype != torch.int32 or tuple(packed.qzeros.shape) != zeros:
         refuse(
             packed.module,
@@ -75,28 +75,26 @@ def unpack(packed: PackedTensors, size: tuple[int, int], claim: Claim) -> Quanti
             f"int32 {list(zeros)}, {32 // bits} zeros to a word",
         )
     group = group_size(packed.module, groups, size[0], claim)
-    return (
-        _unpack_awq(packed, group, claim)
-        if method == "awq"
-        else _unpack_gptq(packed, bits, group, claim)
-    )
+    if method == "awq":
+        return _unpack_awq(packed, group, claim)
+    return _unpack_gptq(packed, claim, rows=size[0], bits=bits, group=group)
 
 
 def _layout(packed: PackedTensors, size: tuple[int, int]) -> tuple[Method, int]:
     """The method and the bits of a code, as the shape of the codes tells."""
     K, N = size
     layouts: dict[tuple[int, ...], tuple[Method, int]] = {
-        (K // 8, N): ("gptq", 4),
-        (K // 4, N): ("gptq", 8),
-        (K, N // 8): ("awq", 4),
+        (words(K, 4), N): ("gptq", 4),
+        (words(K, 8), N): ("gptq", 8),
+        (K, words(N, 4)): ("awq", 4),
     }
     found = tuple(packed.qweight.shape)
     if packed.qweight.dtype != torch.int32 or found not in layouts:
         refuse(
             packed.module,
             f"qweight {packed.qweight.dtype} {list(found)}",
-            f"int32 {[K // 8, N]} (GPTQ, 4 bits), {[K // 4, N]} (GPTQ, 8 bits) "
-            f"or {[K, N // 8]} (AWQ gemm, 4 bits)",
+            "int32 "
+            + " or ".join(f"{list(s)} ({m}, {bits} bits)" for s, (m, bits) in layouts.items()),
         )
     return layouts[found]
 
@@ -129,26 +127,30 @@ def group_size(module: str, groups: int, rows: int, claim: Claim) -> int:
 def _unpack_awq(packed: PackedTensors, group: int, claim: Claim) -> Quantised:
     if packed.g_idx is not None:
         refuse(packed.module, "g_idx beside AWQ tensors", "none")
-    zeros = unpack_fields(packed.qzeros, 4, order=AWQ_ORDER).flatten(1).to(torch.int16)
+    N = packed.scales.shape[1]
+    zeros = unpack_fields(packed.qzeros, 4, dim=1, count=N, order=AWQ_ORDER).to(torch.int16)
     if claim.symmetric and bool((zeros != 8).any()):
         refuse(packed.module, f"zeros {span(zeros)} with zero_point=false", "8 everywhere")
-    codes = unpack_fields(packed.qweight, 4, order=AWQ_ORDER).flatten(1)
+    codes = unpack_fields(packed.qweight, 4, dim=1, count=N, order=AWQ_ORDER)
     weight = Quantised(codes=codes, scales=packed.scales, zeros=zeros, group=group)
     check_weight(packed.module, weight)
     return weight
 
 
-def _unpack_gptq(packed: PackedTensors, bits: int, group: int, claim: Claim) -> Quantised:
-    codes = unpack_fields(packed.qweight, bits, dim=1).flatten(0, 1)  # [K, N]
-    stored = unpack_fields(packed.qzeros, bits).flatten(1)  # [G, N]
-    perm = permutation(packed.module, packed.g_idx, codes.shape[0], group)
+def _unpack_gptq(
+    packed: PackedTensors, claim: Claim, *, rows: int, bits: int, group: int
+) -> Quantised:
+    N = packed.scales.shape[1]
+    codes = unpack_fields(packed.qweight, bits, dim=0, count=rows)  # [K, N]
+    stored = unpack_fields(packed.qzeros, bits, dim=1, count=N)  # [G, N]
+    perm = permutation(packed.module, packed.g_idx, rows, group)
     if perm is not None:
         codes = codes[perm]
     weight = Quantised(
         bits=bits, codes=codes, scales=packed.scales, zeros=stored.short(), group=group, perm=perm
     )
     if _version(packed.module, weight, claim) == "v1":
-        zeros = unpack_fields(packed.qzeros + _ONES[bits], bits).flatten(1)
+        zeros = unpack_fields(packed.qzeros + _ONES[bits], bits, dim=1, count=N)
         weight = replace(weight, zeros=zeros.short())
     check_weight(packed.module, weight)
     return weight
@@ -222,17 +224,22 @@ def check_weight(module: str, weight: Quantised) -> None:
         refuse(module, f"weights up to {largest:.3g}", f"at most {LARGEST_WEIGHT:g}")
 
 
+def words(count: int, bits: int) -> int:
+    """That hold so many values; the last may be filled up."""
+    return -(-count * bits // 32)
+
+
 def unpack_fields(
-    words: torch.Tensor, bits: int, *, dim: int = 2, order: Sequence[int] | None = None
+    packed: torch.Tensor, bits: int, *, dim: int, count: int, order: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """uint8, with a new dimension of the fields of a word, lowest first: field i at order[i]."""
-    count = 32 // bits
-    shape = [*words.shape]
-    shape.insert(dim, count)
-    out = torch.empty(shape, dtype=torch.uint8, device=words.device)
-    for i, place in enumerate(order or range(count)):
-        out.select(dim, place).copy_((words >> (bits * i)) & ((1 << bits) - 1))
-    return out
+    """uint8: ``count`` values along ``dim``, field i of a word at order[i], else in order."""
+    fields = 32 // bits
+    shape = [*packed.shape]
+    shape.insert(dim + 1, fields)
+    out = torch.empty(shape, dtype=torch.uint8, device=packed.device)
+    for i, place in enumerate(order or range(fields)):
+        out.select(dim + 1, place).copy_((packed >> (bits * i)) & ((1 << bits) - 1))
+    return out.flatten(dim, dim + 1).narrow(dim, 0, count)
 
 
 def span(zeros: torch.Tensor) -> str:
