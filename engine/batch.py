@@ -55,6 +55,11 @@ class HeadLayout:
     draws: tuple[tuple[int, int], ...]  # (chunk, index among R) of every chunk that draws
     prompts: tuple[tuple[int, int, int], ...]  # (chunk, first, count) where logprobs are asked
 
+    @classmethod
+    def one_each(cls, chunks: int) -> "HeadLayout":
+        """Every chunk draws from the row of its own number."""
+        return cls(tuple((i, i) for i in range(chunks)), ())
+
 
 class BatchBuilder:
     """Makes StepInputs for one device and page size."""

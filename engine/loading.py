@@ -115,8 +115,8 @@ class Weights:
         if place.device.type != "cpu" and len(packed) == len(weights):
             parts = [pack(weight, place.device, dtype) for weight in fuse(packed)]
             return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
-        dense = torch.cat([w.dense() if isinstance(w, Quantised) else w.float() for w in weights])
-        dense = dense.to(place.device, dtype)
+        wide = [w.dense() if isinstance(w, Quantised) else w.float() for w in weights]
+        dense = torch.cat([w.to(place.device) for w in wide]).to(dtype)
         return self._tile(Prepacked(dense, bias) if self._prepack else Dense(dense, bias))
 
     def _tile(self, linear: Linear) -> Linear:
@@ -145,7 +145,8 @@ class Weights:
                 f"{module}: found {codes}; expected weight, as the quantisation config exempts it"
             )
         parts = PACKINGS[codes].parts(module, self._checkpoint.tensors)
-        tensors = {part: self._checkpoint.tensor(f"{module}.{part}") for part in parts}
+        device = self.place.device  # a GPU unpacks a large model in seconds
+        tensors = {part: self._checkpoint.tensor(f"{module}.{part}").to(device) for part in parts}
         self._used.update(f"{module}.{part}" for part in parts)
         self.quantization = method_of(tensors, size)
         return PACKINGS[codes].unpack(module, tensors, size, claim)

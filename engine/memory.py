@@ -21,6 +21,7 @@ from engine.page_memory import page_elements
 CPU_SEQUENCES = 64
 CPU_TOKENS = 1024
 CPU_ADAPTER_BYTES = 256 << 20
+GRAPH_BYTES = 512 << 20  # what captured decode passes keep for themselves, on CUDA
 CPU_SHARE = 0.5  # of the memory that is free
 
 
@@ -37,6 +38,7 @@ class PoolSize:
         budget = self._config.pool_bytes
         if budget is None and device.type == "cuda":
             budget = _left_on_cuda(device, self._config.gpu_memory_utilization, largest_pass)
+            budget -= 0 if self._config.enforce_eager else GRAPH_BYTES
         if budget is None:
             budget = self._modest()
         pages = budget // self.page_bytes

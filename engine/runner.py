@@ -16,11 +16,12 @@ from adapters.pack import PackedAdapter
 from adapters.store import AdapterStore
 from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
-from engine.batch import BatchBuilder, StepInputs
+from engine.batch import BatchBuilder, HeadLayout, StepInputs
 from engine.built import Built
 from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid, ConfigError
+from engine.graphs import DecodeGraphs
 from engine.layers.lora import LoraPass
 from engine.layers.stacked import Stacks
 from engine.loading import Placement, Weights
@@ -44,18 +45,16 @@ class PassPending:
     """A launched pass. On CUDA ``wait`` is where the host meets the device."""
 
     plan: StepPlan
-    inputs: StepInputs
+    heads: HeadLayout
     drawing: Drawing | None
     prompts: Sequence[Sequence[tuple[TopLogprobs, int]]]  # per prompt: tiles and their rows
 
     def wait(self) -> StepResult:
         drawn = [Drawn()] * len(self.plan.chunks)
         if self.drawing is not None:
-            for (chunk, _), result in zip(
-                self.inputs.heads.draws, self.drawing.read(), strict=True
-            ):
+            for (chunk, _), result in zip(self.heads.draws, self.drawing.read(), strict=True):
                 drawn[chunk] = result
-        for (chunk, _, _), tiles in zip(self.inputs.heads.prompts, self.prompts, strict=True):
+        for (chunk, _, _), tiles in zip(self.heads.prompts, self.prompts, strict=True):
             drawn[chunk] = replace(drawn[chunk], prompt_logprobs=self._read(chunk, tiles))
         return StepResult(drawn)
 
@@ -73,16 +72,36 @@ class ModelRunner:
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         stackable = memory.pool.device.type == "cpu" and not model.deterministic
         self._stacks = Stacks(table, memory.flat) if stackable else None
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture(self, config: EngineConfig, max_pages: int) -> None:
+        """Capture the decode passes; from then on they are replayed. CUDA only."""
+        self._graphs = DecodeGraphs(
+            self._logits,
+            self._table,
+            max_seqs=config.max_num_seqs,
+            max_pages=max_pages,
+            page_tokens=config.page_tokens,
+            device=self._memory.flat.device,
+        )
+        self._graphs.capture()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
         if not plan.chunks:
             return Nothing()
+        if self._graphs is not None and (logits := self._graphs.run(plan)) is not None:
+            draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
+            return PassPending(plan, HeadLayout.one_each(len(draws)), draw(logits, draws), ())
         inputs = self._builder.build(plan)
         hidden = self._model(inputs, self._memory.layers, self._lora(inputs))
         draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
         drawing = draw(self._model.head(hidden[: len(draws)]), draws) if draws else None
-        return PassPending(plan, inputs, drawing, self._prompts(plan, inputs, hidden))
+        return PassPending(plan, inputs.heads, drawing, self._prompts(plan, inputs, hidden))
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        return self._model.head(self._model(inputs, self._memory.layers, self._lora(inputs)))
 
     def _lora(self, inputs: StepInputs) -> LoraPass | None:
         if inputs.segments is None:
@@ -157,8 +176,11 @@ def _compose(config: EngineConfig, model: Llama, weights: Weights) -> Built[Pack
     pages = size.pages(place.device, largest_pass)
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
     base = _base_spec(config.model)
+    runner = ModelRunner(model, memory, table, builder)
+    if place.device.type == "cuda" and not config.enforce_eager:
+        runner.capture(config, -(-size.max_model_len(pages) // config.page_tokens))
     return Built(
-        runner=ModelRunner(model, memory, table, builder),
+        runner=runner,
         memory=AdapterMemory(spec, memory, table),
         base=BaseInfo(
             fingerprint=base.fingerprint,

@@ -23,12 +23,14 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import w4_hopper
 from kernels.launch import cdiv, compute_type, interpreting, require, use_triton
 from kernels.tuning import DEQUANTIZE_ABOVE, Config, choose, matmul_splits
 from kernels.w4_weight import TILE_N, W4Weight, dequantize_w4, pack_w4
 
 __all__ = ["W4Weight", "dequantize_w4", "matmul_w4a16", "matmul_w4a16_reference", "pack_w4"]
 
+DETERMINISTIC_ROWS = 64  # the tile whose way of cutting K serves every number of rows
 _ROWS_AT_ONCE = 512  # in deterministic mode, whose planes would be large for a long prompt
 
 
@@ -209,10 +211,46 @@ def matmul_w4a16(
     if not use_triton(x) or (M > DEQUANTIZE_ABOVE and not deterministic):
         dense = _dense(w, x.dtype)
         return y.copy_(torch.nn.functional.linear(x, dense, bias))
+    if w.meta is not None and x.dtype == w.scales.dtype:
+        return _multiply_hopper(x, w, bias, y, deterministic)
     step = _ROWS_AT_ONCE if deterministic else max(M, 1)
     for first in range(0, M, step):
         rows = slice(first, min(first + step, M))
         _multiply(x[rows], w, bias, y[rows], deterministic)
+    return y
+
+
+def _multiply_hopper(
+    x: torch.Tensor, w: W4Weight, bias: torch.Tensor | None, y: torch.Tensor, deterministic: bool
+) -> torch.Tensor:
+    """In deterministic mode one tile serves any number of rows, so that K is cut the same way."""
+    assert w.meta is not None
+    M, N = x.shape[0], w.columns
+    if M == 0:
+        return y
+    rows = DETERMINISTIC_ROWS if deterministic else M
+    tile = w4_hopper.choose_tile(rows, N, w.words.shape[1], x.device)
+    direct = tile.splits == 1 and bias is None and y.is_contiguous()
+    into = y if direct else None
+    x = x.contiguous()
+    planes = w4_hopper.w4_planes(x, w.words, w.meta, tile, group=w.group, out=into)
+    return y if direct else _sum_planes(planes, bias, y)
+
+
+def _sum_planes(planes: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+    parts, M, N = planes.shape
+    block = 1024
+    _sum_kernel[(M, cdiv(N, block))](
+        planes,
+        planes if bias is None else bias,  # a pointer that is not read
+        y,
+        M,
+        N,
+        y.stride(0),
+        PARTS=parts,
+        BLOCK=block,
+        HAS_BIAS=bias is not None,
+    )
     return y
 
 
@@ -248,18 +286,7 @@ def _multiply(
         **_constants(w, x.dtype, config, columns),
     )
     if not single:
-        block = 1024
-        _sum_kernel[(M, cdiv(N, block))](
-            planes,
-            absent if bias is None else bias,
-            y,
-            M,
-            N,
-            y.stride(0),
-            PARTS=parts,
-            BLOCK=block,
-            HAS_BIAS=bias is not None,
-        )
+        _sum_planes(planes, bias, y)
 
 
 def _constants(w: W4Weight, dtype: torch.dtype, config: Config, columns: int) -> dict[str, object]:

@@ -42,7 +42,7 @@ class Segments:
             tile: no segment is longer than this; None leaves them whole.
             capacity: G; None means exactly as many entries as there are segments.
         """
-        runs = tuple(_split(_runs(adapters), tile))
+        runs = cls.cut(adapters, tile=tile)
         count = len(runs) if capacity is None else capacity
         if len(runs) > count:
             raise ValueError(f"{len(runs)} segments exceed the capacity of {count}")
@@ -51,6 +51,11 @@ class Segments:
         start, length, adapter = columns.to(device, non_blocking=True).unbind(0)
         longest = tile or max((length for _, length, _ in runs), default=0)
         return cls(start=start, length=length, adapter=adapter, longest=longest, runs=runs)
+
+    @staticmethod
+    def cut(adapters: Sequence[int], *, tile: int | None) -> tuple[tuple[int, int, int], ...]:
+        """(start, length, adapter) of the segments of a batch, none longer than the tile."""
+        return tuple(_split(_runs(adapters), tile))
 
 
 def _runs(adapters: Sequence[int]) -> Iterator[tuple[int, int, int]]:

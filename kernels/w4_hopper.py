@@ -383,6 +383,12 @@ def pack_meta(scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     return low | high
 
 
+def takes(rows: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a matrix of so many rows, grouped so, can be multiplied here on this device."""
+    fits = rows % BLOCK_K == 0 and span_of(group, rows) >= 0 and dtype in BIAS
+    return fits and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def span_of(group: int, rows: int) -> int:
     """How many slabs share a scale, or -1 when this kernel does not take the group size."""
     if group >= rows:
@@ -391,9 +397,18 @@ def span_of(group: int, rows: int) -> int:
 
 
 def w4_planes(
-    x: torch.Tensor, words: torch.Tensor, meta: torch.Tensor, tile: Tile, *, group: int
+    x: torch.Tensor,
+    words: torch.Tensor,
+    meta: torch.Tensor,
+    tile: Tile,
+    *,
+    group: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; see the module docstring for shapes.
+
+    Args:
+        out: contiguous memory for the result when ``tile.splits`` is 1.
 
     Returns:
         [splits, M, Np] float32, or [1, M, Np] in the type of x when ``tile.splits`` is 1.
@@ -406,8 +421,9 @@ def w4_planes(
     require(N % tile.columns == 0, f"tile: {tile.columns} columns do not divide {N}")
     part = -(-k_blocks // tile.splits)
     require(part * (tile.splits - 1) < k_blocks, f"tile: {tile.splits} parts of {k_blocks} blocks")
-    dtype = x.dtype if tile.splits == 1 else torch.float32
-    out = torch.empty((tile.splits, M, N), dtype=dtype, device=x.device)
+    if out is None or tile.splits > 1:
+        dtype = x.dtype if tile.splits == 1 else torch.float32
+        out = torch.empty((tile.splits, M, N), dtype=dtype, device=x.device)
     x_desc = TensorDescriptor.from_tensor(x, [tile.rows, SLAB], LAYOUT)
     w_desc = TensorDescriptor.from_tensor(words.view(-1, SLAB), [TILE, SLAB], LAYOUT)
     grid = (-(-M // tile.rows), N // tile.columns, tile.splits)

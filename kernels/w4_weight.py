@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import w4_hopper
 from kernels.launch import cdiv, require, round_up
 
 TILE_N = 128  # output columns of a stored tile
@@ -37,11 +38,12 @@ class W4Weight:
     scales: torch.Tensor  # [G, Np]
     zeros: torch.Tensor | None  # [G, Np] of the type of scales; None: 8
     perm: torch.Tensor | None  # [K] int64, column of x that packed row k multiplies
+    meta: torch.Tensor | None = None  # [G, Np] int32 for w4_hopper, where it takes this matrix
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        parts = (self.words, self.scales, self.zeros, self.perm)
+        parts = (self.words, self.scales, self.zeros, self.perm, self.meta)
         return sum(part.nbytes for part in parts if part is not None)
 
 
@@ -72,15 +74,18 @@ def pack_w4(
     pad = torch.nn.functional.pad
     words = _words(pad(codes, (0, padded_n - N, 0, padded_k - K)), slab)
     zero_points = None if zeros is None else pad(zeros, (0, padded_n - N)).to(scales.dtype)
+    padded_scales = pad(scales, (0, padded_n - N)).contiguous()
+    hopper = padded_n == N and w4_hopper.takes(K, group, scales.dtype, words.device)
     return W4Weight(
         rows=K,
         columns=N,
         group=group,
         slab=slab,
         words=words,
-        scales=pad(scales, (0, padded_n - N)).contiguous(),
+        scales=padded_scales,
         zeros=zero_points,
         perm=None if perm is None else perm.to(codes.device, torch.int64),
+        meta=w4_hopper.pack_meta(padded_scales, zero_points) if hopper else None,
     )
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from engine.layers.linear import Linear
+from engine.layers.linear import Dense, Linear
 
 
 class Embedding:
@@ -21,4 +21,8 @@ class Head:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[B, H] to float32 logits [B, V]."""
-        return self.linear(x.to(self.linear.dtype)).float()
+        x = x.to(self.linear.dtype)
+        if x.is_cuda and isinstance(self.linear, Dense) and self.linear.bias is None:
+            # 16-bit logits are too coarse: exact ties occur
+            return torch.mm(x, self.linear.weight.t(), out_dtype=torch.float32)
+        return self.linear(x).float()

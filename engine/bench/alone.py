@@ -1,0 +1,142 @@
+"""An engine without sockets: the loop, scheduler and runner of serving, driven pass by pass.
+
+Adapters are made in host memory from their digest, so that a benchmark waits for no disk.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from adapters.base_spec import BaseSpec
+from adapters.pack import Factor, PackedAdapter
+from engine.built import Built
+from engine.config import EngineConfig
+from engine.core import Core, Heard
+from engine.counts import CountRecord
+from engine.metrics import EngineMetrics
+from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit
+from engine.runner import build_runner
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+GREEDY = Sampling(temperature=0.0)
+
+
+class BenchmarkRefused(Exception):
+    """The engine did not do the work that was to be measured."""
+
+
+class MadeAdapters:
+    """A host cache whose adapters are random, one per digest; the same digest, the same values.
+
+    A digest ``made-RANK-NUMBER`` names the rank.
+    """
+
+    def __init__(self, base: BaseSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._base, self._dtype, self._device = base, dtype, device
+        self._made: dict[str, PackedAdapter] = {}
+
+    def request(self, digest: str) -> None:
+        if digest not in self._made:
+            self._made[digest] = self._make(digest)
+
+    def poll(self, digest: str) -> PackedAdapter | Exception | None:
+        return self._made.get(digest)
+
+    def _make(self, digest: str) -> PackedAdapter:
+        rank, number = (int(part) for part in digest.split("-")[1:])
+        draw = torch.Generator(device=self._device).manual_seed(number)
+        factors: dict[tuple[int, str], Factor] = {}
+        for layer in range(self._base.num_layers):
+            for module in MODULES:
+                inputs, outputs = self._base.shape_of(module)
+                a = self._normal(draw, rank, inputs) * inputs**-0.5
+                b = self._normal(draw, outputs, rank) * (0.2 * rank**-0.5)
+                factors[layer, module] = Factor(*(t.to(self._dtype).cpu() for t in (a, b)))
+        return PackedAdapter(digest, rank, factors)
+
+    def _normal(self, draw: torch.Generator, *size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=draw, device=self._device)
+
+
+def adapter_ref(number: int, rank: int) -> AdapterRef:
+    return AdapterRef(f"made-{rank}-{number}", rank)
+
+
+@dataclass(slots=True)
+class Requests:
+    """What came of the requests of one run."""
+
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+
+    def hear(self, output: Output) -> None:
+        self.outputs.setdefault(output.request, []).extend(output.tokens)
+        if output.finish is not None:
+            if output.error:
+                raise BenchmarkRefused(f"{output.request}: {output.error}")
+            self.finished.add(output.request)
+
+
+class LoneEngine:
+    """Belongs to one thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        built = build_runner(config)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        base = BaseSpec.from_checkpoint(config.model)
+        dtype = getattr(torch, built.base.dtype)
+        self._made = MadeAdapters(base, dtype, self.device)
+        self.built: Built[PackedAdapter] = replace(built, adapters=self._made)
+        self.core = Core(
+            config,
+            self.built,
+            boot="bench",
+            record=CountRecord(None),
+            metrics=EngineMetrics(self.built.num_pages),
+            entropy=random.Random(0),  # noqa: S311
+        )
+
+    def adapter(self, digest: str) -> PackedAdapter:
+        """A made adapter, as the engine got it."""
+        found = self._made.poll(digest)
+        assert isinstance(found, PackedAdapter)
+        return found
+
+    def submit(
+        self, name: str, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None
+    ) -> None:
+        submit = Submit(
+            name, "bench", tokens, max_tokens, sampling=GREEDY, adapter=adapter, ignore_eos=True
+        )
+        if not self.core.inbox.put(Heard(0, submit)):
+            raise BenchmarkRefused("the engine's inbox is full")
+
+    def passes(self, requests: Requests) -> Iterator[float]:
+        """Seconds of each pass until nothing is open. Outputs go to ``requests``."""
+        while True:
+            start = time.perf_counter()
+            computed = self.core.step()
+            seconds = time.perf_counter() - start
+            for said in self.core.outbox.take():
+                if isinstance(said.message, Refused):
+                    raise BenchmarkRefused(said.message.detail)
+                if isinstance(said.message, Step):
+                    for output in said.message.outputs:
+                        requests.hear(output)
+            if computed:
+                yield seconds
+            elif not self.core.book:
+                return
+
+    def random_prompt(self, length: int, seed: int) -> list[int]:
+        draw = random.Random(seed)  # noqa: S311
+        return [draw.randrange(10, self.built.base.vocab_size - 10) for _ in range(length)]
+
+
+def versions() -> Mapping[str, str]:
+    import triton
+
+    return {"torch": torch.__version__, "triton": triton.__version__}

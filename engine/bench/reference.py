@@ -1,0 +1,119 @@
+"""The model by its definition: dequantised weights in float32, one sequence, no cache, no kernels.
+
+Slow and large, and the oracle for what an engine computes on a GPU. One layer's weights are
+dequantised at a time, so that a 70B model needs no more than its largest layer.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from adapters.pack import PackedAdapter
+from engine.checkpoint import Checkpoint
+from engine.layers.rotary import rotary_table
+from engine.models.spec import ModelSpec
+from engine.quant.configs import read_scheme
+from engine.quant.packings import PACKINGS
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class Reference:
+    """Llama over a checkpoint's dequantised weights."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self.spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
+        self._checkpoint, self._device = checkpoint, device
+        config = checkpoint.config.get("quantization_config") or {}
+        self._scheme = read_scheme({"config.json: quantization_config": config})
+
+    @torch.inference_mode()
+    def logits(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[PackedAdapter | None]
+    ) -> list[torch.Tensor]:
+        """Per sequence: [T, V] float32 logits after each token."""
+        table = self._tensor("model.embed_tokens.weight")
+        states = [table[torch.tensor(s, device=self._device)] for s in sequences]
+        for layer in range(self.spec.num_layers):
+            weights = self._layer(layer)
+            states = [
+                self._step(x, layer, weights, adapter)
+                for x, adapter in zip(states, adapters, strict=True)
+            ]
+        head = table if self.spec.tied_head else self._tensor("lm_head.weight")
+        norm = self._tensor("model.norm.weight")
+        return [self._norm(x, norm) @ head.t() for x in states]
+
+    def _layer(self, layer: int) -> dict[str, torch.Tensor]:
+        prefix = f"model.layers.{layer}"
+        found = {
+            module: self._linear(
+                f"{prefix}.{'self_attn' if module in ATTENTION else 'mlp'}.{module}"
+            )
+            for module in (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+        }
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            found[norm] = self._tensor(f"{prefix}.{norm}.weight")
+        return found
+
+    def _step(
+        self,
+        x: torch.Tensor,
+        layer: int,
+        weights: Mapping[str, torch.Tensor],
+        adapter: PackedAdapter | None,
+    ) -> torch.Tensor:
+        def linear(module: str, inputs: torch.Tensor) -> torch.Tensor:
+            y = inputs @ weights[module].t()
+            factor = adapter.factors.get((layer, module)) if adapter else None
+            if factor is not None:
+                a, b = (t.to(self._device, torch.float32) for t in (factor.a, factor.b))
+                y = y + inputs @ a.t() @ b.t()
+            return y
+
+        h = self._norm(x, weights["input_layernorm"])
+        q, k, v = (self._heads(linear(m, h), layer) for m in ("q_proj", "k_proj", "v_proj"))
+        q, k = self._rotate(q), self._rotate(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + linear("o_proj", mixed.transpose(0, 1).flatten(1))
+        h = self._norm(x, weights["post_attention_layernorm"])
+        gate, up = linear("gate_proj", h), linear("up_proj", h)
+        return x + linear("down_proj", F.silu(gate) * up)
+
+    def _heads(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        return x.view(x.shape[0], -1, self.spec.head_dim).transpose(0, 1)  # [heads, T, D]
+
+    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
+        table = rotary_table(self.spec.rope, self.spec.head_dim, x.shape[1]).to(self._device)
+        cos, sin = table.chunk(2, dim=-1)  # [T, D / 2]
+        low, high = x.chunk(2, dim=-1)
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+
+    def _linear(self, module: str) -> torch.Tensor:
+        """[N, K] float32."""
+        stored = self._checkpoint.tensors
+        codes = next((part for part in PACKINGS if f"{module}.{part}" in stored), None)
+        if codes is None:
+            return self._tensor(f"{module}.weight")
+        packing, claim = PACKINGS[codes], self._scheme.claim(module)
+        assert claim is not None
+        parts = packing.parts(module, stored)
+        tensors = {p: self._checkpoint.tensor(f"{module}.{p}").to(self._device) for p in parts}
+        size = self._size(module.rpartition(".")[2])
+        return packing.unpack(module, tensors, size, claim).dense()
+
+    def _size(self, module: str) -> tuple[int, int]:
+        spec = self.spec
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        return {
+            "q_proj": (hidden, spec.query_size), "k_proj": (hidden, spec.kv_size),
+            "v_proj": (hidden, spec.kv_size), "o_proj": (spec.query_size, hidden),
+            "gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden),
+        }[module]  # fmt: skip
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._checkpoint.tensor(name).to(self._device, torch.float32)
