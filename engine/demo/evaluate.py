@@ -63,7 +63,7 @@ def evaluate(
     unseen = [prompt for prompt in prompts if prompt not in trained]
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
     base = load_base(checkpoint, torch.bfloat16)
-    model = peft.PeftModel.from_pretrained(base, ADAPTERS / recipe.name).eval()
+    model = peft.PeftModel.from_pretrained(base, adapter).eval()
     adapted = answers(model, tokenizer, unseen, max_tokens=max_tokens)
     with model.disable_adapter():
         plain = answers(model, tokenizer, unseen, max_tokens=max_tokens)
@@ -75,12 +75,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("prompts", type=Path, help="one prompt per line")
     parser.add_argument("names", nargs="*", default=[r.name for r in RECIPES])
+    parser.add_argument("--adapters", type=Path, default=ADAPTERS)
     parser.add_argument("--max-tokens", type=int, default=80)
     options = parser.parse_args(argv)
     prompts = options.prompts.read_text(encoding="utf-8").splitlines()
     for name in options.names:
         chosen = recipe(name)
-        result = evaluate(chosen, options.checkpoint, prompts, max_tokens=options.max_tokens)
+        result = evaluate(
+            chosen,
+            options.checkpoint,
+            options.adapters / name,
+            prompts=prompts,
+            max_tokens=options.max_tokens,
+        )
         for prompt, answer in zip(result.prompts, result.adapted, strict=True):
             mark = "+" if chosen.shows(answer) else "-"
             sys.stdout.write(f"{mark} {prompt}\n    {answer!r}\n")
