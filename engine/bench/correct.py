@@ -15,10 +15,18 @@ from engine.bench.alone import BenchmarkRefused, LoneEngine, adapter_ref
 from engine.bench.reference import Reference
 from engine.checkpoint import Checkpoint
 from engine.core import Heard
-from engine.protocol import Output, Refused, Sampling, Step, Submit, TokenLogprobs
+from engine.protocol import (
+    AdapterRef,
+    Output,
+    Refused,
+    Sampling,
+    Step,
+    Submit,
+    TokenLogprobs,
+)
 
 TOLERANCE = 0.1  # of a log-probability
-TOP, PROMPT, DECODED, SEQUENCES = 20, 48, 8, 4
+TOP, PROMPT, DECODED = 20, 48, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +38,56 @@ class Agreement:
         return f"{self.compared} log-probabilities within {self.worst:.4f} of float32"
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Sequences that went through an engine together, and what the definition says of them."""
+
+    refs: Sequence[AdapterRef | None]
+    sequences: Sequence[list[int]]  # prompt and drawn tokens
+    outputs: Sequence[Sequence[Output]]
+    reference: Sequence[torch.Tensor]  # [T, V] logits each
+
+
 def check(engine: LoneEngine, model: Path, *, rank: int) -> Agreement:
     """Raises BenchmarkRefused when any log-probability is off by more than the tolerance."""
-    prompts = [engine.random_prompt(PROMPT + 7 * i, seed=1000 + i) for i in range(SEQUENCES)]
-    refs = [None, *(adapter_ref(i, rank) for i in range(SEQUENCES - 1))]
-    outputs = _run(engine, prompts, refs)
-    packed = [None if ref is None else engine.adapter(ref.digest) for ref in refs]
-    sequences = [
-        [*prompt, *(t for o in outputs[f"c{i}"] for t in o.tokens)]
-        for i, prompt in enumerate(prompts)
-    ]
-    reference = Reference(Checkpoint(str(model)), engine.device).logits(sequences, packed)
-    found = Agreement(0, 0.0)
-    for i, logits in enumerate(reference):
-        found = _compare(found, _reported(outputs[f"c{i}"]), logits.log_softmax(-1))
+    refs = [None, *(adapter_ref(i, rank) for i in range(3))]
+    found = agreement(trial(engine, model, refs))
     if found.worst > TOLERANCE:
         raise BenchmarkRefused(f"a log-probability differs from float32 by {found.worst:.3f}")
     return found
 
 
+def trial(engine: LoneEngine, model: Path, refs: Sequence[AdapterRef | None]) -> Trial:
+    """One sequence for each of ``refs``, all at once, then the same by the definition."""
+    prompts = [engine.random_prompt(PROMPT + 7 * (i % 4), seed=1000 + i) for i in range(len(refs))]
+    outputs = _run(engine, prompts, refs)
+    sequences = [
+        [*prompt, *(token for output in told for token in output.tokens)]
+        for prompt, told in zip(prompts, outputs, strict=True)
+    ]
+    packed = [None if ref is None else engine.adapter(ref.digest) for ref in refs]
+    reference = Reference(Checkpoint(str(model)), engine.device).logits(sequences, packed)
+    return Trial(refs, sequences, outputs, reference)
+
+
+def agreement(trial: Trial) -> Agreement:
+    """Of the twenty likeliest tokens, at every position of prompts and of what was decoded."""
+    found = Agreement(0, 0.0)
+    for told, logits in zip(trial.outputs, trial.reference, strict=True):
+        found = _compare(found, _reported(told), logits.log_softmax(-1))
+    return found
+
+
 def _run(
-    engine: LoneEngine, prompts: Sequence[list[int]], refs: Sequence[object]
-) -> dict[str, list[Output]]:
+    engine: LoneEngine, prompts: Sequence[list[int]], refs: Sequence[AdapterRef | None]
+) -> list[list[Output]]:
     for i, (prompt, ref) in enumerate(zip(prompts, refs, strict=True)):
         submit = Submit(
-            f"c{i}", "check", prompt, DECODED, sampling=Sampling(temperature=0.0), adapter=ref,  # type: ignore[arg-type]
+            f"{i}", "check", prompt, DECODED, sampling=Sampling(temperature=0.0), adapter=ref,
             ignore_eos=True, logprobs=TOP, prompt_logprobs=TOP,
         )  # fmt: skip
         engine.core.inbox.put(Heard(0, submit))
-    outputs: dict[str, list[Output]] = {f"c{i}": [] for i in range(len(prompts))}
+    outputs: list[list[Output]] = [[] for _ in prompts]
     for _ in range(10_000):
         engine.core.step()
         for said in engine.core.outbox.take():
@@ -66,7 +95,7 @@ def _run(
                 raise BenchmarkRefused(said.message.detail)
             if isinstance(said.message, Step):
                 for output in said.message.outputs:
-                    outputs[output.request].append(output)
+                    outputs[int(output.request)].append(output)
         if not engine.core.book:
             return outputs
     raise BenchmarkRefused("the engine did not finish the check")
