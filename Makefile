@@ -5,9 +5,10 @@ PY ?= $(shell for p in python3.11 python3 python; do \
 BIN := .venv/bin
 ARGS ?=
 UNIT := -m "not gpu and not slow and not e2e"
+COMPAT ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio/compat
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu bench-cpu bench-gpu report clean
+.PHONY: help setup serve test check lint test-gpu test-compat bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +36,10 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 
 test-gpu: .venv/dev-ready ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-compat: .venv/dev-ready ## have the original packers write anew what our loader is held to
+	$(BIN)/python tests/compat/environments.py $(COMPAT)
+	COMPAT_WRITTEN=$(COMPAT)/written $(BIN)/python -m pytest tests/compat $(ARGS)
 
 bench-cpu: .venv/dev-ready ## measure serving on this CPU, into bench/results
 	$(BIN)/python -m bench.cpu $(ARGS)
