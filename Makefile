@@ -5,13 +5,17 @@ PY ?= $(shell for p in python3.11 python3 python; do \
 BIN := .venv/bin
 ARGS ?=
 UNIT := -m "not gpu and not slow and not e2e"
+# A machine whose python already has torch needs no set-up: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev-ready)
+GPU_TESTS ?= tests/kernels $(wildcard tests/gpu)
 COMPAT ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio/compat
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check lint test-gpu test-compat bench-cpu bench-gpu report clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  Arguments are passed with ARGS, e.g. make serve ARGS="--port 9000 --open"'
 
 setup: .venv/dev-ready ## make .venv with everything development needs
@@ -34,8 +38,8 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-gpu: .venv/dev-ready ## run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+test-gpu: $(GPU_READY) ## run the tests that need a CUDA device
+	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
 
 test-compat: .venv/dev-ready ## have the original packers write anew what our loader is held to
 	$(BIN)/python tests/compat/environments.py $(COMPAT)
@@ -44,8 +48,8 @@ test-compat: .venv/dev-ready ## have the original packers write anew what our lo
 bench-cpu: .venv/dev-ready ## measure serving on this CPU, into bench/results
 	$(BIN)/python -m bench.cpu $(ARGS)
 
-bench-gpu: .venv/dev-ready ## measure kernels and steps on this GPU, into bench/results
-	$(BIN)/python -m bench.gpu $(ARGS)
+bench-gpu: $(GPU_READY) ## measure kernels and steps on this GPU, into bench/results
+	$(GPU_PYTHON) -m engine bench all $(ARGS)
 
 report: .venv/dev-ready ## write the numbers of bench/results into README.md
 	$(BIN)/python -m bench.report

@@ -27,7 +27,8 @@ from engine.quant.packings import PACKINGS, method_of
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # tables the model computes
-CLAIMS = ("config.json", "quantize_config.json", "quant_config.json")
+CLAIMS = ("quantization_config", "compression_config")  # keys of config.json
+CLAIM_FILES = ("quantize_config.json", "quant_config.json")
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
@@ -49,9 +50,8 @@ class Weights:
         self._checkpoint = checkpoint
         self._scheme = read_scheme(
             {
-                "config.json: quantization_config": checkpoint.config.get("quantization_config")
-                or {},
-                **{name: checkpoint.json(name) for name in CLAIMS[1:]},
+                **{f"config.json: {key}": checkpoint.config.get(key) or {} for key in CLAIMS},
+                **{name: checkpoint.json(name) for name in CLAIM_FILES},
             }
         )
         self._used: set[str] = set()

@@ -1,7 +1,7 @@
 """Reads the quantisation config of a checkpoint, in the spelling of each tool that writes one.
 
-It is ``quantization_config`` in config.json, or the older ``quantize_config.json`` (GPTQ) and
-``quant_config.json`` (AWQ). GPTQ and AWQ have one setting for all modules; GPTQModel's
+It is ``quantization_config`` in config.json, or the older ``compression_config`` there
+(compressed-tensors), ``quantize_config.json`` (GPTQ) and ``quant_config.json`` (AWQ). GPTQ and AWQ have one setting for all modules; GPTQModel's
 ``dynamic`` overrides it by regular expression, and ``-:`` before one exempts what it matches.
 AWQ's ``modules_to_not_convert`` is not followed: its writers match it in different ways, and the
 tensors show which modules are quantised.
