@@ -87,7 +87,7 @@ class BaseInfo(Fact, frozen=True):
     fingerprint: str
     architecture: str
     vocab_size: int
-    quantization: str  # "gptq", "awq" or "none"
+    quantization: str  # "gptq", "awq", "compressed-tensors" or "none"
     dtype: str
 
 

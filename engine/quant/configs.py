@@ -1,10 +1,10 @@
 """Reads the quantisation config of a checkpoint, in the spelling of each tool that writes one.
 
 It is ``quantization_config`` in config.json, or the older ``compression_config`` there
-(compressed-tensors), ``quantize_config.json`` (GPTQ) and ``quant_config.json`` (AWQ). GPTQ and AWQ have one setting for all modules; GPTQModel's
-``dynamic`` overrides it by regular expression, and ``-:`` before one exempts what it matches.
-AWQ's ``modules_to_not_convert`` is not followed: its writers match it in different ways, and the
-tensors show which modules are quantised.
+(compressed-tensors), ``quantize_config.json`` (GPTQ) and ``quant_config.json`` (AWQ). GPTQ and
+AWQ have one setting for all modules; GPTQModel's ``dynamic`` overrides it by regular expression,
+and ``-:`` before one exempts what it matches. AWQ's ``modules_to_not_convert`` is not followed:
+its writers match it in different ways, and the tensors show which modules are quantised.
 """
 
 from collections.abc import Callable, Mapping

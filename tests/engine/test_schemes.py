@@ -169,6 +169,13 @@ def test_awq_modules_not_converted_are_those_stored_dense(tmp_path, spelling):
     assert equal_to_dense(tmp_path, written, config, stored, dense)
 
 
+def test_the_older_key_of_its_config_is_read_too(tmp_path):
+    written = write_checkpoint(tmp_path / "w", WIDE, COMPRESSED)
+    config = COMPRESSED.config | {"format": "marlin-24"}
+    save(tmp_path / "x", written.stored, written.shape.config | {"compression_config": config})
+    assert "compression_config: format='marlin-24'" in refusal(tmp_path / "x")
+
+
 def test_ignored_modules_of_compressed_tensors_are_dense(tmp_path):
     written = write_checkpoint(tmp_path / "w", WIDE, COMPRESSED)
     stored, dense = mixed(written, {V: None, DOWN: None})
