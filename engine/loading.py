@@ -67,9 +67,9 @@ class Weights:
         whole = torch.cat([b for b in biases if b is not None]) if bias else None
         return self._build(weights, (inputs, sum(outputs.values())), whole, self.place.dtype)
 
-    def norm(self, name: str) -> torch.Tensor:
-        """float32 in every model: norms compute in it, and it loses nothing."""
-        weight = self._dense(f"{name}.weight", (self.spec.hidden_size,))
+    def norm(self, name: str, size: int | None = None) -> torch.Tensor:
+        """float32 in every model: norms compute in it, and it loses nothing. Size H if not given."""
+        weight = self._dense(f"{name}.weight", (size or self.spec.hidden_size,))
         return weight.to(self.place.device, torch.float32)
 
     def embedding(self) -> Embedding:

@@ -26,8 +26,7 @@ from engine.layers.lora import LoraPass
 from engine.layers.stacked import Stacks
 from engine.loading import Placement, Weights
 from engine.memory import PoolSize
-from engine.models.llama import Llama
-from engine.models.registry import model_type
+from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.precision import choose_device, choose_dtype
@@ -67,7 +66,7 @@ class ModelRunner:
     """Computes plans in the order they are launched. Belongs to the engine loop's thread."""
 
     def __init__(
-        self, model: Llama, memory: PageMemory, table: AdapterTable, builder: BatchBuilder
+        self, model: Decoder, memory: PageMemory, table: AdapterTable, builder: BatchBuilder
     ) -> None:
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         stackable = memory.pool.device.type == "cpu" and not model.deterministic
@@ -147,19 +146,18 @@ def build_runner(config: EngineConfig) -> Built[PackedAdapter]:
         torch.set_num_threads(config.threads)
     checkpoint = Checkpoint(config.model)
     spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
-    architecture = model_type(spec.architecture)
     _check_length(config, spec)
     device = choose_device(config.device)
     choice = choose_dtype(config.dtype, spec, device)
     log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
     weights = Weights(checkpoint, spec, Placement(device, choice.dtype, config.deterministic))
     with torch.inference_mode():
-        model = architecture(weights, positions=config.max_model_len or spec.max_position)
+        model = Decoder(weights, positions=config.max_model_len or spec.max_position)
     weights.finish()
     return _compose(config, model, weights)
 
 
-def _compose(config: EngineConfig, model: Llama, weights: Weights) -> Built[PackedAdapter]:
+def _compose(config: EngineConfig, model: Decoder, weights: Weights) -> Built[PackedAdapter]:
     spec, place = model.spec, weights.place
     builder = BatchBuilder(config.page_tokens, place.device)
 
@@ -199,8 +197,7 @@ def _compose(config: EngineConfig, model: Llama, weights: Weights) -> Built[Pack
 def _check_length(config: EngineConfig, spec: ModelSpec) -> None:
     if config.max_model_len is not None and config.max_model_len > spec.max_position:
         raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the model's own "
-            f"max_position_embeddings={spec.max_position}"
+            f"max_model_len={config.max_model_len} exceeds the model's own {spec.length_limit}"
         )
 
 

@@ -1,17 +1,39 @@
-"""The models we serve, by the architecture their config.json names."""
+"""The families we serve, by the architecture their config.json names; the rest is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.errors import CheckpointInvalid
-from engine.models.llama import Llama
+from engine.models import llama, mistral, qwen2, qwen3
+from engine.models.fields import Config
+from engine.models.refusals import EXPERTS, what_it_needs
+from engine.models.traits import Traits
 
-MODELS: Mapping[str, type[Llama]] = {"LlamaForCausalLM": Llama}
+FAMILIES: Mapping[str, Callable[[Config], Traits]] = {
+    "LlamaForCausalLM": llama.traits,
+    "MistralForCausalLM": mistral.traits,
+    "Qwen2ForCausalLM": qwen2.traits,
+    "Qwen3ForCausalLM": qwen3.traits,
+}
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def model_type(architecture: str) -> type[Llama]:
-    """Raises CheckpointInvalid for an architecture we do not serve."""
-    if architecture not in MODELS:
+def architecture_of(config: Config) -> str:
+    return str((config.get("architectures") or ["?"])[0])
+
+
+def read_traits(config: Config) -> Traits:
+    """Raises CheckpointInvalid for an architecture we do not serve, saying what it would need."""
+    architecture = architecture_of(config)
+    if architecture not in FAMILIES:
+        need = what_it_needs(architecture)
         raise CheckpointInvalid(
-            f"config.json: architecture {architecture!r}; expected {' or '.join(MODELS)}"
+            f"config.json: architecture {architecture!r} is not served; expected "
+            f"{' or '.join(FAMILIES)}" + (f". It would need {need}" if need else "")
         )
-    return MODELS[architecture]
+    for key in EXPERT_COUNTS:
+        if config.get(key):
+            raise CheckpointInvalid(
+                f"config.json: {key}={config[key]}; mixtures of experts are not supported: "
+                f"it would need {EXPERTS}"
+            )
+    return FAMILIES[architecture](config)

@@ -11,7 +11,7 @@ from engine.adapter_table import AdapterTable
 from engine.batch import BatchBuilder
 from engine.checkpoint import Checkpoint
 from engine.loading import Placement, Weights
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.protocol import Sampling
@@ -34,7 +34,7 @@ class Rig:
         checkpoint, cpu = Checkpoint(path), torch.device("cpu")
         self.spec = ModelSpec.read(checkpoint.config)
         weights = Weights(checkpoint, self.spec, Placement(cpu, dtype, deterministic))
-        self.model = Llama(weights, positions=self.spec.max_position)
+        self.model = Decoder(weights, positions=self.spec.max_position)
         weights.finish()
         self.page_tokens = page_tokens
         self.memory = PageMemory(self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu)

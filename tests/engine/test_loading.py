@@ -165,7 +165,7 @@ def test_a_tensor_that_is_not_as_expected_is_named(tmp_path, gptq, name, tensor,
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "'longrope'"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -6,7 +6,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
 from engine.loading import Placement, Weights
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
 from engine.quant.schemes import Claim, Scheme
@@ -133,7 +133,7 @@ def test_a_whole_checkpoint_equals_its_dequantised_one(tmp_path, layout):
     spec = ModelSpec.read(written.shape.config)
     place = Placement(torch.device("cpu"), torch.float32)
     weights = Weights(Checkpoint(written.path), spec, place)
-    Llama(weights, positions=64)
+    Decoder(weights, positions=64)
     assert weights.quantization == layout.method
 
 

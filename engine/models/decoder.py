@@ -1,0 +1,98 @@
+"""The decoder of every family we serve, over 4-bit or dense weights.
+
+Families differ in what their spec says (biases, norms of q and k, windows, RoPE), not in the
+order of things. The same code runs on CPU and CUDA; the layers know what their weights are.
+Letters as in ``engine.batch``; H is the hidden size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import StepInputs
+from engine.layers.attention import Attention, HeadNorms
+from engine.layers.lora import Adapted, LoraPass
+from engine.layers.rotary import rotary_table
+from engine.loading import Weights
+from engine.models.spec import ModelSpec
+from engine.placement import SITES
+from kernels.rms_norm import rms_norm
+from kernels.silu_mul import silu_mul
+
+
+class Layer:
+    """One decoder layer: attention, then the gated MLP, each added to the residual stream."""
+
+    def __init__(self, weights: Weights, number: int, cos_sin: torch.Tensor) -> None:
+        spec, prefix = weights.spec, f"model.layers.{number}"
+        hidden, inner, kv = spec.hidden_size, spec.intermediate_size, spec.kv_size
+        outputs = {
+            "qkv": ("self_attn", hidden, (spec.query_size, kv, kv), spec.qkv_bias),
+            "o": ("self_attn", spec.query_size, (hidden,), spec.o_bias),
+            "gate_up": ("mlp", hidden, (inner, inner), spec.mlp_bias),
+            "down": ("mlp", inner, (hidden,), spec.mlp_bias),
+        }
+
+        def adapted(site: str) -> Adapted:
+            block, inputs, sizes, bias = outputs[site]
+            names = dict(zip(SITES[site], sizes, strict=True))
+            linear = weights.linear(f"{prefix}.{block}", inputs, names, bias=bias)
+            return Adapted(linear, number, site)
+
+        self.qkv, self.o = adapted("qkv"), adapted("o")
+        self.gate_up, self.down = adapted("gate_up"), adapted("down")
+        self.before_attention = weights.norm(f"{prefix}.input_layernorm")
+        self.before_mlp = weights.norm(f"{prefix}.post_attention_layernorm")
+        self.eps = spec.rms_eps
+        self.attention = Attention(
+            spec=spec,
+            cos_sin=cos_sin,
+            window=spec.windows[number],
+            norms=_head_norms(weights, f"{prefix}.self_attn") if spec.qk_norm else None,
+            deterministic=weights.place.deterministic,
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        kv: torch.Tensor,
+        inputs: StepInputs,
+        lora: LoraPass | None,
+    ) -> torch.Tensor:
+        """x [T, H], normed, to this layer's last addition to the residual, not yet added."""
+        x = self.attention(self.qkv(x, lora), kv, inputs)
+        x = rms_norm(self.o(x, lora), self.before_mlp, self.eps, residual=residual)
+        return self.down(silu_mul(self.gate_up(x, lora)), lora)
+
+
+class Decoder:
+    def __init__(self, weights: Weights, *, positions: int) -> None:
+        spec = weights.spec
+        table = rotary_table(spec.rope, spec.head_dim, positions).to(weights.place.device)
+        self.spec: ModelSpec = spec
+        self.deterministic = weights.place.deterministic
+        self.embedding = weights.embedding()
+        self.layers = [Layer(weights, number, table) for number in range(spec.num_layers)]
+        self.norm = weights.norm("model.norm")
+        self.head = weights.head(self.embedding)
+
+    def __call__(
+        self, inputs: StepInputs, kv: Sequence[torch.Tensor], lora: LoraPass | None
+    ) -> torch.Tensor:
+        """The last hidden state of the rows that go through the head: [R, H], normed."""
+        eps = self.spec.rms_eps
+        residual = self.embedding(inputs.tokens)
+        x = rms_norm(residual, self.layers[0].before_attention, eps)
+        for number, layer in enumerate(self.layers):
+            if number:
+                x = rms_norm(x, layer.before_attention, eps, residual=residual)
+            x = layer(x, residual, kv[number], inputs, lora)
+        rows = inputs.head_rows
+        return rms_norm(x[rows], self.norm, eps, residual=residual[rows])
+
+
+def _head_norms(weights: Weights, prefix: str) -> HeadNorms:
+    size = weights.spec.head_dim
+    q, k = (weights.norm(f"{prefix}.{name}", size) for name in ("q_norm", "k_norm"))
+    return HeadNorms(q=q, k=k, eps=weights.spec.rms_eps)
