@@ -32,9 +32,8 @@ def test_an_op_is_one_file_with_its_function_and_its_reference(op: str):
 
 @pytest.mark.parametrize("op", OPS)
 def test_an_op_is_tested_against_its_reference(op: str):
-    test = ROOT / "tests" / "kernels" / f"test_{op}.py"
-    assert any(name.startswith("test_") for name in functions(test))
-    assert f"{op}_reference" in test.read_text("utf-8")
+    tests = [path.read_text("utf-8") for path in (ROOT / "tests" / "kernels").glob("test_*.py")]
+    assert any(f"{op}_reference" in text for text in tests)
 
 
 def test_no_op_is_missing_from_this_list():
