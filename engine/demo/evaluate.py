@@ -56,7 +56,7 @@ def answers(
 
 
 def evaluate(
-    recipe: Recipe, checkpoint: Path, prompts: list[str], *, max_tokens: int
+    recipe: Recipe, checkpoint: Path, adapter: Path, *, prompts: list[str], max_tokens: int
 ) -> Evaluation:
     """Answers to those ``prompts`` that the adapter was not trained on."""
     trained = {exchange.prompt for exchange in exchanges(recipe.name)}
