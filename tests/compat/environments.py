@@ -1,0 +1,87 @@
+"""Makes the packers' environments, and has each packer write its fixtures in its own.
+
+    python tests/compat/environments.py CACHE [--keep]
+
+Environments lie in CACHE and are made once for what their requirements say; what the packers
+write goes to CACHE/written. ``--keep`` makes that the committed fixtures. Needs only Python.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FIXTURES = HERE / "fixtures"
+PACKERS = (
+    "auto-gptq",
+    "autoawq",
+    "gptqmodel",
+    "compressed-tensors",
+    "compressed-tensors-act-order",
+)
+SETTINGS = {
+    "CUDA_VISIBLE_DEVICES": "",  # what is written must not depend on the machine
+    "HF_HUB_OFFLINE": "1",
+    "GPTQMODEL_CPU_WORKERS": "2",  # it asks for two on a machine that has one to spare
+    "GPTQMODEL_DISABLE_PACK_EXT": "1",  # its packer in C++ takes a minute to compile
+}
+
+
+def environment(packer: str, cache: Path) -> Path:
+    """The packer's Python, after installing what it needs if it is not there."""
+    requirements = HERE / "requirements" / f"{packer}.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+    place = cache / f"{packer}-{digest}"
+    python = place / "bin" / "python"
+    if not (place / "ready").exists():
+        sys.stderr.write(f"{packer}: installing {requirements.name} in {place}\n")
+        shutil.rmtree(place, ignore_errors=True)
+        venv.create(place, with_pip=True)
+        quiet = ["--quiet", "--disable-pip-version-check"]
+        subprocess.run(
+            [python, "-m", "pip", "install", *quiet, "-r", str(requirements)], check=True
+        )
+        (place / "ready").touch()
+    return python
+
+
+def write(packer: str, cache: Path, out: Path) -> None:
+    script = HERE / f"pack_{packer.replace('-', '_')}.py"
+    log = cache / f"{packer}.log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            [environment(packer, cache), str(script), str(out)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | SETTINGS,
+        )
+    last = log.read_text(errors="replace").strip().splitlines()[-1:]
+    sys.stderr.write(f"{' '.join(last)}\n")
+    if done.returncode:
+        raise SystemExit(f"{packer}: {script.name} failed; see {log}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write fixtures with the original packers.")
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--keep", action="store_true", help="make them the committed fixtures")
+    options = parser.parse_args()
+    cache = options.cache.expanduser().resolve()
+    cache.mkdir(parents=True, exist_ok=True)
+    out = cache / "written"
+    shutil.rmtree(out, ignore_errors=True)
+    for packer in PACKERS:
+        write(packer, cache, out)
+    if options.keep:
+        shutil.rmtree(FIXTURES, ignore_errors=True)
+        for packer in PACKERS:
+            shutil.copytree(out / packer, FIXTURES / packer)
+
+
+if __name__ == "__main__":
+    main()
