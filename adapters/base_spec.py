@@ -16,7 +16,10 @@ from adapters.values import as_float32
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 20
 # The tensors quantisers leave alone.
-KEPT = re.compile(r"^(model\.)?(embed_tokens|norm|layers\.\d+\.\w*(layernorm|norm))\.weight$")
+KEPT = re.compile(
+    r"^(model\.)?(embed_tokens|norm|layers\.\d+\.(\w*norm|self_attn\.[qk]_norm))\.weight$"
+)
+HEAD_DIMS = {"Qwen3ForCausalLM": 128}  # where config.json gives none
 NOT_SHAPE = ("tie_word_embeddings", "max_position", "fingerprint")
 
 
@@ -54,7 +57,7 @@ class BaseSpec:
             num_layers=_size(config, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=_size(config, "num_key_value_heads", heads),
-            head_dim=_size(config, "head_dim", hidden // heads),
+            head_dim=_size(config, "head_dim", HEAD_DIMS.get(names[0], hidden // heads)),
             vocab_size=_size(config, "vocab_size"),
             tie_word_embeddings=config.get("tie_word_embeddings") is True,
             max_position=_size(config, "max_position_embeddings", 2048),

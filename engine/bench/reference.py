@@ -20,7 +20,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Reference:
-    """Llama over a checkpoint's dequantised weights."""
+    """Any family we serve, over a checkpoint's dequantised weights."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
         self.spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
@@ -53,9 +53,19 @@ class Reference:
             )
             for module in (*ATTENTION, "gate_proj", "up_proj", "down_proj")
         }
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            found[norm] = self._tensor(f"{prefix}.{norm}.weight")
+        for name in self._small_tensors():
+            found[name] = self._tensor(f"{prefix}.{name}")
         return found
+
+    def _small_tensors(self) -> list[str]:
+        """A layer's norms and biases, by name within the layer."""
+        spec = self.spec
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        norms += ["self_attn.q_norm", "self_attn.k_norm"] if spec.qk_norm else []
+        biased = [f"self_attn.{m}" for m in ATTENTION[:3]] if spec.qkv_bias else []
+        biased += ["self_attn.o_proj"] if spec.o_bias else []
+        biased += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] if spec.mlp_bias else []
+        return [f"{name}.weight" for name in norms] + [f"{name}.bias" for name in biased]
 
     def _step(
         self,
@@ -65,23 +75,34 @@ class Reference:
         adapter: PackedAdapter | None,
     ) -> torch.Tensor:
         def linear(module: str, inputs: torch.Tensor) -> torch.Tensor:
-            y = inputs @ weights[module].t()
+            block = "self_attn" if module in ATTENTION else "mlp"
+            y = inputs @ weights[module].t() + weights.get(f"{block}.{module}.bias", 0.0)
             factor = adapter.factors.get((layer, module)) if adapter else None
             if factor is not None:
                 a, b = (t.to(self._device, torch.float32) for t in (factor.a, factor.b))
                 y = y + inputs @ a.t() @ b.t()
             return y
 
-        h = self._norm(x, weights["input_layernorm"])
-        q, k, v = (self._heads(linear(m, h), layer) for m in ("q_proj", "k_proj", "v_proj"))
-        q, k = self._rotate(q), self._rotate(k)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        h = self._norm(x, weights["input_layernorm.weight"])
+        q, k, v = (self._heads(linear(m, h)) for m in ("q_proj", "k_proj", "v_proj"))
+        if self.spec.qk_norm:
+            q = self._norm(q, weights["self_attn.q_norm.weight"])
+            k = self._norm(k, weights["self_attn.k_norm.weight"])
+        q, k, seen = self._rotate(q), self._rotate(k), self._seen(len(x), layer)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         x = x + linear("o_proj", mixed.transpose(0, 1).flatten(1))
-        h = self._norm(x, weights["post_attention_layernorm"])
+        h = self._norm(x, weights["post_attention_layernorm.weight"])
         gate, up = linear("gate_proj", h), linear("up_proj", h)
         return x + linear("down_proj", F.silu(gate) * up)
 
-    def _heads(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+    def _seen(self, length: int, layer: int) -> torch.Tensor:
+        """bool [T, T]: whether a query (row) sees a key."""
+        at = torch.arange(length, device=self._device)
+        behind = at[:, None] - at
+        window = self.spec.windows[layer] or length
+        return (behind >= 0) & (behind < window)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], -1, self.spec.head_dim).transpose(0, 1)  # [heads, T, D]
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,7 @@ NEEDS: Mapping[str, str] = {
     "SmolLM3": "layers without RoPE",
     "Cohere": "LayerNorm without biases, attention and MLP side by side, scaled logits",
     "Command": "LayerNorm without biases, attention and MLP side by side, scaled logits",
+    "Olmoe": EXPERTS,
     "Granite": "multipliers on embeddings, residuals, scores and logits",
     "Olmo": "norms after each block, or over all of q and k at once",
     "Starcoder2": LAYER_NORM,

@@ -54,11 +54,11 @@ class DynamicScaling:
 
 Scaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
-KNOWN = frozenset(
-    ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor")
-    + ("high_freq_factor", "original_max_position_embeddings", "attention_factor", "beta_fast")
-    + ("beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned")
-)
+KNOWN = frozenset({
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor",
+    "high_freq_factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

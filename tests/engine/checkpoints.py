@@ -152,7 +152,9 @@ class Shape:
     vocab: int = 96
     positions: int = 512
     tied: bool = False
-    attention_bias: bool = False
+    attention_bias: bool = False  # on all four
+    qkv_bias: bool = False
+    qk_norm: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -176,6 +178,13 @@ class Shape:
             "eos_token_id": 2,
             "torch_dtype": "float32",
         } | self.extra
+
+    def biased(self) -> tuple[str, ...]:
+        """Modules within a layer that have a bias."""
+        heads = tuple(f"self_attn.{name}_proj" for name in "qkv")
+        if self.attention_bias:
+            return (*heads, "self_attn.o_proj")
+        return heads if self.qkv_bias else ()
 
     def linears(self) -> dict[str, tuple[int, int]]:
         """Module within a layer -> (inputs, outputs)."""
@@ -217,7 +226,7 @@ def write_checkpoint(
             else:
                 parts, dense[f"{name}.weight"] = quantised(K, N, layout, random)
                 stored |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-            if shape.attention_bias and module.startswith("self_attn"):
+            if module in shape.biased():
                 bias = torch.randn(N, generator=random) * 0.1
                 dense[f"{name}.bias"] = stored[f"{name}.bias"] = bias
     config = shape.config | ({"quantization_config": layout.config} if layout.config else {})
@@ -232,8 +241,8 @@ def save(path: Path, tensors: Tensors, config: dict[str, Any]) -> None:
 
 
 def _outer_tensors(shape: Shape, random: torch.Generator) -> Tensors:
-    def near_one() -> torch.Tensor:
-        return 1 + 0.1 * torch.randn(shape.hidden, generator=random)
+    def near_one(size: int = shape.hidden) -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(size, generator=random)
 
     tensors = {
         "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden, generator=random),
@@ -244,4 +253,6 @@ def _outer_tensors(shape: Shape, random: torch.Generator) -> Tensors:
     for layer in range(shape.layers):
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{layer}.{norm}.weight"] = near_one()
+        for norm in ("q_norm", "k_norm") if shape.qk_norm else ():
+            tensors[f"model.layers.{layer}.self_attn.{norm}.weight"] = near_one(shape.head_dim)
     return tensors

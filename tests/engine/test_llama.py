@@ -1,15 +1,19 @@
 """Our Llama gives transformers' logits, and PEFT's with adapters, on the dequantised weights."""
 
-import json
-
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, LlamaForCausalLM
 
 from adapters.base_spec import BaseSpec
 from adapters.pack import pack
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
+from tests.engine.peers import (
+    LINEARS,
+    expected,
+    peft_logits,
+    tokens,
+    transformers_model,
+    write_adapter,
+)
 from tests.engine.rig import Rig, chunk
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -17,32 +21,6 @@ NEW_ROPE_KEYS = {
     "rope_theta": None,
     "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"},
 }
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-def transformers_model(written):
-    config = json.loads((written.path / "config.json").read_text())
-    config.pop("quantization_config", None)
-    plain = written.path.parent / "plain"
-    plain.mkdir(exist_ok=True)
-    (plain / "config.json").write_text(json.dumps(config))
-    model = LlamaForCausalLM(AutoConfig.from_pretrained(plain, attn_implementation="eager"))
-    state = dict(written.dense)
-    if written.shape.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not missing
-    assert not unexpected
-    return model.float().eval()
-
-
-def tokens(count, seed=0, vocab=96):
-    return torch.randint(3, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@torch.no_grad()
-def expected(model, prompt):
-    return model(torch.tensor([prompt])).logits[0]
 
 
 @pytest.mark.parametrize(
@@ -102,22 +80,6 @@ ADAPTERS = {
         "alpha_pattern": {"down_proj": 2},
     },
 }
-
-
-def write_adapter(path, written, settings, seed=0):
-    torch.manual_seed(seed)
-    model = get_peft_model(
-        transformers_model(written), LoraConfig(task_type="CAUSAL_LM", **settings)
-    )
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(path)
-    return path
-
-
-def peft_logits(written, path, prompt):
-    return expected(PeftModel.from_pretrained(transformers_model(written), path).eval(), prompt)
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
