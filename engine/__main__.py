@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from engine.built import Built
-from engine.cli import Demo, parse
+from engine.cli import Tool, parse
 from engine.config import EngineConfig
 from engine.core import Core
 from engine.counts import CountRecord
@@ -37,10 +37,8 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is imported
     try:
         command = parse(argv)
-        if isinstance(command, Demo):
-            from engine.demo.build import main as build_demo
-
-            return build_demo(list(command.arguments))
+        if isinstance(command, Tool):
+            return _tool(command.name)(list(command.arguments))
         config = command.config
         if not Path(config.model).is_dir():  # said before torch takes its seconds to load
             raise ConfigError(f"--model {config.model}: no such directory")
@@ -52,6 +50,21 @@ def main(argv: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _tool(name: str) -> Callable[[list[str]], int]:
+    """Imported when asked for: some need torch, none needs the others."""
+    if name == "demo":
+        from engine.demo.build import main as demo
+
+        return demo
+    if name == "bench":
+        from engine.bench.cli import main as bench
+
+        return bench
+    from engine.plan import main as plan
+
+    return plan
 
 
 def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:

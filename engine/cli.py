@@ -27,23 +27,30 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Demo:
-    """Build the demo model; the arguments are its own."""
+class Tool:
+    """A command beside serving; the arguments are its own."""
 
+    name: str  # of TOOLS
     arguments: tuple[str, ...]
 
 
-def parse(argv: Sequence[str]) -> Serve | Demo:
+TOOLS = {
+    "demo": "build the demo model",
+    "bench": "measure an engine or a server",
+    "plan": "what fits on a GPU, and how fast it can be",
+}
+
+
+def parse(argv: Sequence[str]) -> Serve | Tool:
     """Raises ConfigError; exits on wrong flags, as argparse does."""
     parser = Parser(prog="python -m engine", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     served = commands.add_parser("serve", help="serve one model to gateways", allow_abbrev=False)
     _add_serve(served)
-    served.set_defaults(command="serve")
-    demo = commands.add_parser("demo", help="build the demo model", add_help=False)
-    demo.set_defaults(command="demo")
-    if argv[:1] == ["demo"]:
-        return Demo(tuple(argv[1:]))
+    for name, text in TOOLS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    if argv and argv[0] in TOOLS:
+        return Tool(argv[0], tuple(argv[1:]))
     arguments = parser.parse_args(argv)
     return Serve(_config(arguments), arguments.ready_fd)
 

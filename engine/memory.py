@@ -16,12 +16,11 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
 from engine.models.spec import ModelSpec
-from engine.page_memory import page_elements
+from engine.page_size import GRAPH_BYTES, page_elements, pages_of_tokens
 
 CPU_SEQUENCES = 64
 CPU_TOKENS = 1024
 CPU_ADAPTER_BYTES = 256 << 20
-GRAPH_BYTES = 512 << 20  # what captured decode passes keep for themselves, on CUDA
 CPU_SHARE = 0.5  # of the memory that is free
 
 
@@ -62,7 +61,7 @@ class PoolSize:
         return min(wanted, int(CPU_SHARE * free_host_bytes()))
 
     def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._config.page_tokens)
+        return pages_of_tokens(tokens, self._config.page_tokens)
 
 
 def free_host_bytes() -> int:

@@ -3,8 +3,7 @@
     pool     [P, E]  E elements of the compute dtype per page, a multiple of 64
     layer l  [P, 2, KVH, PS, D]  a view; a (page, k or v, head) tile [PS, D] is contiguous
 
-KV takes the first ``L * 2 * KVH * PS * D`` elements of a page. Real models' pages hold nothing
-else; a page of a very small model is made larger, so that any adapter block fits in it.
+KV takes the first ``L * 2 * KVH * PS * D`` elements of a page; see ``page_size`` for E.
 """
 
 import math
@@ -13,16 +12,7 @@ import mmap
 import torch
 
 from engine.models.spec import ModelSpec
-from engine.placement import A_ROWS, B_ROWS, UNIT, padded_inputs, round_up
-
-ROOMY_RANK = 64  # a B block of at least this rank fits in any page
-
-
-def page_elements(spec: ModelSpec, page_tokens: int) -> int:
-    """Elements of one page."""
-    widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
-    blocks = max(A_ROWS * padded_inputs(widest), B_ROWS * ROOMY_RANK)
-    return round_up(max(spec.kv_elements(page_tokens), blocks), UNIT)
+from engine.page_size import page_elements
 
 
 class PageMemory:

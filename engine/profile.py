@@ -5,7 +5,7 @@ import torch
 from engine.adapter_table import AdapterTable, SiteRow, site_shapes
 from engine.config import EngineConfig
 from engine.models.spec import ModelSpec
-from engine.page_memory import ROOMY_RANK
+from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS
 from engine.protocol import Sampling
 from engine.step import Chunk, Draw, Runner, StepPlan

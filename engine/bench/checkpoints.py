@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.bench.shapes import Shape
+from engine.bench.shapes import FORMATS, Shape
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SEQUENTIAL = tuple(range(8))
-FORMATS = ("awq", "gptq", "gptq-act-order", "fp16")
 SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 

@@ -1,28 +1,28 @@
-"""``loratorio bench decode|prefill``: measure an engine alone, beside peers and the floor.
+"""``loratorio bench``: measure an engine alone, its operations, or a server over HTTP.
 
-The model is a random checkpoint of a real shape, written once to a cache directory, or any
-checkpoint of one of the known shapes. Nothing is reported before the engine has shown, on this
-device, that its logits are those of the dequantised weights.
+    decode, prefill, mixed     an engine alone, without sockets
+    linear, lora, attention    one layer's operations
+    all                        the six above, one after the other
+    serve                      a running server over HTTP, from this machine
+    waste                      the empty end of a sequence's last page, by page size
+
+Each of the first six shows ours, the best stored peer on the same device, the floor from bytes
+and operations, and writes bench/results/<device>/*.json. Nothing is reported before the results
+were compared with the definition: logits in float32, or each operation's reference.
 """
 
 import argparse
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from engine.bench.shapes import FORMATS, SHAPES
 
-from engine.bench.alone import BenchmarkRefused, LoneEngine, versions
-from engine.bench.checkpoints import FORMATS, CheckpointWriter
-from engine.bench.correct import check
-from engine.bench.decode import MIXES, Setting, decode_rows, prefill_rows
-from engine.bench.rows import Report, Row
-from engine.bench.shapes import SHAPES
-from engine.config import EngineConfig
-
-Measure = Callable[[LoneEngine, Setting], list[Row]]
+ENGINE = ("decode", "prefill", "mixed")
+OPERATIONS = ("linear", "lora", "attention")
+ALONE = (*ENGINE, *OPERATIONS, "all")
+OTHERS = ("serve", "waste")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,46 +34,36 @@ class Options:
     eager: bool
     cache: Path
     out: Path
-    mixes: tuple[tuple[int, int], ...]
+    mixes: tuple[tuple[int, int], ...] | None  # (rows, adapters); None: the bench's own
+
+    @property
+    def benches(self) -> tuple[str, ...]:
+        return (*ENGINE, *OPERATIONS) if self.bench == "all" else (self.bench,)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the process's exit code; 1 when the engine's results were not right."""
-    options = _parse(argv)
-    shape = SHAPES[options.shape]
-    model = options.cache / f"{shape.name}-{options.format}"
-    if not (model / "config.json").exists():
-        print(f"writing {model}", file=sys.stderr)
-        CheckpointWriter(shape, options.format).write(model)
-    config = EngineConfig(
-        model=str(model), max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
-        enforce_eager=options.eager, max_adapter_loads=256,
+    """Returns the process's exit code; 1 when results were not right. torch is imported here."""
+    if argv and argv[0] == "serve":
+        from engine.bench.serve import main as serve
+
+        return serve(argv[1:])
+    if argv and argv[0] == "waste":
+        from engine.bench.waste import main as waste
+
+        return waste(argv[1:])
+    options = parse(argv)
+    from engine.bench.measure import measure
+
+    return measure(options)
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Exits on wrong flags, as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="loratorio bench", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    try:
-        engine = LoneEngine(config)
-        print(check(engine, model, rank=options.rank), file=sys.stderr)
-        setting = Setting(shape, options.format, options.rank)
-        rows = _measures(options)[options.bench](engine, setting)
-    except BenchmarkRefused as refusal:
-        print(f"not reported: {refusal}", file=sys.stderr)
-        return 1
-    report = Report(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", rows)
-    print(report.table())
-    name = f"{options.bench}-{shape.name}-{options.format}-r{options.rank}"
-    print(report.write(options.out, name, dict(versions())))
-    return 0
-
-
-def _measures(options: Options) -> dict[str, Measure]:
-    return {
-        "decode": lambda engine, setting: decode_rows(engine, setting, options.mixes),
-        "prefill": prefill_rows,
-    }
-
-
-def _parse(argv: Sequence[str]) -> Options:
-    parser = argparse.ArgumentParser(prog="loratorio bench", description=__doc__)
-    parser.add_argument("bench", choices=("decode", "prefill"))
+    parser.add_argument("bench", choices=(*ALONE, *OTHERS))
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--format", choices=FORMATS, default="awq")
     parser.add_argument("--rank", type=int, default=16)
@@ -82,10 +72,16 @@ def _parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--mixes", nargs="+", metavar="ROWSxADAPTERS", help="e.g. 1x0 64x64")
     found = parser.parse_args(argv)
-    mixes = MIXES if found.mixes is None else tuple(_mix(text) for text in found.mixes)
+    if found.bench in OTHERS:
+        parser.error(f"{found.bench} comes first: loratorio bench {found.bench} ...")
+    try:
+        mixes = None if found.mixes is None else tuple(_mix(text) for text in found.mixes)
+    except ValueError:
+        parser.error(f"--mixes {' '.join(found.mixes)}: expected ROWSxADAPTERS, e.g. 64x16")
     return Options(**{**vars(found), "mixes": mixes})
 
 
 def _mix(text: str) -> tuple[int, int]:
+    """Raises ValueError."""
     rows, _, adapters = text.partition("x")
     return int(rows), int(adapters)

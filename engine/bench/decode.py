@@ -6,32 +6,17 @@ Protocol of the stored peers: prompts of 512 random tokens, greedy, ignore_eos; 
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engine.bench.alone import LoneEngine, Requests, adapter_ref
-from engine.bench.floor import H200, Device, Precision, Work, decode_floor, prefill_floor
-from engine.bench.rows import Peer, Row, best_peers
-from engine.bench.shapes import Shape
+from engine.bench.floor import Work, decode_floor, prefill_floor
+from engine.bench.rows import Row
+from engine.bench.setting import Figure, Setting, row
 
 PROMPT, LONG, SHORT = 512, 144, 16
 MIXES = (
     (1, 0), (1, 1), (8, 0), (8, 1), (8, 4), (32, 0), (32, 1), (32, 16), (64, 0), (64, 1), (64, 4),
     (64, 16), (64, 64), (128, 0), (128, 64), (256, 0), (256, 64),
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is measured: a model's shape, its format on disk, the rank of its adapters."""
-
-    shape: Shape
-    format: str
-    rank: int = 16
-    device: Device = H200
-
-    @property
-    def precision(self) -> Precision:
-        return Precision() if self.format != "fp16" else Precision(weight_bits=16, group=0)
 
 
 def decode_rows(
@@ -42,15 +27,18 @@ def decode_rows(
     for batch, adapters in mixes:
         steps = _steady_steps(engine, batch, adapters, setting.rank)
         work = Work(rows=batch, context=590, adapters=adapters, rank=setting.rank)
-        floor = decode_floor(setting.shape, work, setting.device, setting.precision) * 1e3
+        floor = _decode_floor(setting, work)
         measured = {
             "step": statistics.fmean(steps),
             "step median": statistics.median(steps),
             "step P99": statistics.quantiles(steps, n=100)[98],
         }
         for metric, seconds in measured.items():
-            row = _row(setting, "decode", batch, adapters, metric, seconds * 1e3, "ms", floor)
-            found.append(row)
+            figure = Figure(
+                bench="decode", metric=metric, value=seconds * 1e3, unit="ms", batch=batch,
+                adapters=adapters, context=PROMPT, floor=floor,
+            )  # fmt: skip
+            found.append(row(setting, figure))
     return found
 
 
@@ -58,21 +46,35 @@ def prefill_rows(engine: LoneEngine, setting: Setting) -> list[Row]:
     """32 prompts of 1024 tokens, one token out."""
     found = []
     for adapters in (0, 1, 32):
-        _warm(engine, adapters, setting.rank)
+        warm(engine, adapters, setting.rank)
         seconds = min(_prefill(engine, adapters, setting.rank, seed) for seed in range(3))
-        rank = setting.rank if adapters else 0
-        least = prefill_floor(
-            setting.shape, prompts=32, length=1024, rank=rank, device=setting.device
-        )
-        rate, best = 32 * 1024 / seconds, 32 * 1024 / least
-        row = _row(setting, "prefill", 32, adapters, "input throughput", rate, "tok/s", best)
-        found.append(row)
+        figure = Figure(
+            bench="prefill", metric="input throughput", value=32 * 1024 / seconds, unit="tok/s",
+            batch=32, adapters=adapters, context=PROMPT, floor=_prefill_floor(setting, adapters),
+        )  # fmt: skip
+        found.append(row(setting, figure))
     return found
+
+
+def _decode_floor(setting: Setting, work: Work) -> float | None:
+    """Milliseconds of a step."""
+    if setting.device is None:
+        return None
+    return decode_floor(setting.shape, work, setting.device, setting.precision) * 1e3
+
+
+def _prefill_floor(setting: Setting, adapters: int) -> float | None:
+    """Tokens per second."""
+    if setting.device is None:
+        return None
+    rank = setting.rank if adapters else 0
+    shape, device = setting.shape, setting.device
+    return 32 * 1024 / prefill_floor(shape, prompts=32, length=1024, rank=rank, device=device)
 
 
 def _steady_steps(engine: LoneEngine, batch: int, adapters: int, rank: int) -> list[float]:
     """Seconds of the passes in which every row decodes, from its 16th token to its 144th."""
-    _warm(engine, adapters, rank)
+    warm(engine, adapters, rank)
     requests = Requests()
     for i in range(batch):
         prompt = engine.random_prompt(PROMPT, seed=i)
@@ -86,7 +88,7 @@ def _steady_steps(engine: LoneEngine, batch: int, adapters: int, rank: int) -> l
     return steps
 
 
-def _warm(engine: LoneEngine, adapters: int, rank: int) -> None:
+def warm(engine: LoneEngine, adapters: int, rank: int) -> None:
     """Bring the adapters into pages and compile what is not compiled."""
     for i in range(max(adapters, 1)):
         adapter = adapter_ref(i, rank) if adapters else None
@@ -100,21 +102,3 @@ def _prefill(engine: LoneEngine, adapters: int, rank: int, seed: int) -> float:
         prompt = engine.random_prompt(1024, seed=seed * 100 + i)
         engine.submit(f"p{i}", prompt, 1, adapter_ref(i % adapters, rank) if adapters else None)
     return sum(engine.passes(Requests()))
-
-
-def _row(
-    setting: Setting, bench: str, batch: int, adapters: int, metric: str, value: float,
-    unit: str, floor: float,
-) -> Row:  # fmt: skip
-    name = metric.removesuffix(" median").removesuffix(" P99")
-    bare = Row(
-        bench=bench, model=setting.shape.name, format=setting.format,
-        rank=setting.rank if adapters else 0, batch=batch, adapters=adapters, context=PROMPT,
-        metric=name, value=value, unit=unit,
-    )  # fmt: skip
-    peer: Peer | None = best_peers(setting.device.name).get(bare.key)
-    return Row(
-        bench=bench, model=bare.model, format=bare.format, rank=bare.rank, batch=batch,
-        adapters=adapters, context=PROMPT, metric=metric, value=value, unit=unit, floor=floor,
-        peer=peer.name if peer else "", peer_value=peer.value if peer else None,
-    )  # fmt: skip

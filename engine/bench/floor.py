@@ -94,3 +94,22 @@ def linear_floor(
     """Seconds of one quantised linear on ``rows`` rows."""
     moved = inputs * outputs * precision.weight + rows * 2 * (inputs + outputs)
     return device.seconds(moved, 2 * inputs * outputs * rows)
+
+
+def lora_floor(shape: Shape, work: Work, device: Device) -> float:
+    """Seconds of the adapters of one layer: each distinct one's matrices are read once."""
+    elements = shape.lora_elements(work.rank) / shape.num_hidden_layers
+    distinct = min(work.adapters, work.rows)
+    return device.seconds(distinct * elements * 2, 2 * elements * work.rows)
+
+
+def attention_floor(shape: Shape, work: Work, device: Device, *, chunk: int = 1) -> float:
+    """Seconds of one layer's attention: ``rows`` sequences, each with ``chunk`` new tokens.
+
+    ``context`` counts the new tokens too; K and V are read once, q and the result moved once.
+    """
+    q = shape.num_attention_heads * shape.head_dim
+    kv = shape.kv_elements / shape.num_hidden_layers
+    moved = work.rows * 2 * (work.context * kv + 2 * chunk * q)
+    seen = chunk * work.context - chunk * (chunk - 1) / 2  # keys, over the chunk's queries
+    return device.seconds(moved, 4 * q * seen * work.rows)

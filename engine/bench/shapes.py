@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+FORMATS = ("awq", "gptq", "gptq-act-order", "fp16")  # on disk; see checkpoints
+MAX_POSITION = 131072  # where a shape says nothing else
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -47,6 +50,12 @@ class Shape:
         """K and V elements that one token of context holds, all layers."""
         return self.num_hidden_layers * 2 * self.num_key_value_heads * self.head_dim
 
+    @property
+    def max_position(self) -> int:
+        found = self.extra.get("max_position_embeddings", MAX_POSITION)
+        assert isinstance(found, int)
+        return found
+
     def lora_elements(self, rank: int) -> int:
         """Elements of an adapter of this rank on all seven linears."""
         per_layer = sum(k + n for k, n in self.linears().values())
@@ -70,7 +79,7 @@ class Shape:
             "torch_dtype": "float16",
             "bos_token_id": 1,
             "eos_token_id": 2,
-            "max_position_embeddings": 131072,
+            "max_position_embeddings": MAX_POSITION,
             **self.extra,
         }
 

@@ -18,6 +18,8 @@ DESCRIPTION = "One 4-bit base model, very many LoRA adapters, many tenants, one 
 # command -> (arguments put before the rest for ``python -m engine``, help)
 HANDED_ON: dict[str, tuple[tuple[str, ...], str]] = {
     "engine": ((), "run an engine alone, or its tools (see `loratorio engine --help`)"),
+    "bench": (("bench",), "measure an engine or a server (see `loratorio bench --help`)"),
+    "plan": (("plan",), "what fits on a GPU: weights, adapters, sequences, step time"),
 }
 
 

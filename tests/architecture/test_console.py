@@ -30,7 +30,9 @@ def test_the_installed_script_says_its_version():
     assert (ran.returncode, ran.stdout) == (0, f"loratorio {installed}\n")
 
 
-@pytest.mark.parametrize("command", ["serve", "tenant", "key", "adapter", "engine", "usage", "bench", "plan"])
+@pytest.mark.parametrize(
+    "command", ["serve", "tenant", "key", "adapter", "engine", "usage", "bench", "plan"]
+)
 def test_help_names_every_command(command: str):
     ran = loratorio("--help")
     assert ran.returncode == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cli import Demo, Serve, parse
+from engine.cli import Serve, Tool, parse
 from engine.config import Device, Dtype, EngineConfig
 from engine.errors import ConfigError
 
@@ -77,8 +77,9 @@ def test_a_small_token_budget_alone_is_no_contradiction() -> None:
     assert command.config.max_num_seqs == 64
 
 
-def test_the_demo_keeps_its_own_arguments() -> None:
-    assert parse(["demo", "out", "--cache", "c"]) == Demo(("out", "--cache", "c"))
+@pytest.mark.parametrize("tool", ["demo", "bench", "plan"])
+def test_a_tool_keeps_its_own_arguments(tool: str) -> None:
+    assert parse([tool, "out", "--cache", "c"]) == Tool(tool, ("out", "--cache", "c"))
 
 
 @pytest.mark.parametrize("line", ["", "serve", "serve --model m --device tpu", "nonsense"])

@@ -1,0 +1,101 @@
+"""Runs the benchmarks that need torch, one report a benchmark.
+
+The model is a random checkpoint of a real shape, written once to a cache directory, or any
+checkpoint of a known shape put there. Nothing is reported before the engine has shown, on this
+device, that its logits are those of the dequantised weights.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from engine.bench.alone import BenchmarkRefused, LoneEngine, versions
+from engine.bench.attention import attention_rows
+from engine.bench.checkpoints import CheckpointWriter
+from engine.bench.cli import ENGINE, Options
+from engine.bench.correct import check
+from engine.bench.decode import MIXES, decode_rows, prefill_rows
+from engine.bench.linear import linear_rows
+from engine.bench.lora import MIXES as BATCHES
+from engine.bench.lora import lora_rows
+from engine.bench.mixed import MIXES as REQUESTS
+from engine.bench.mixed import mixed_rows
+from engine.bench.rows import Report, Row
+from engine.bench.setting import Setting, known_device
+from engine.bench.shapes import SHAPES
+from engine.config import EngineConfig
+
+
+def measure(options: Options) -> int:
+    """Returns the process's exit code: 1 when anything was refused."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    setting = Setting(SHAPES[options.shape], options.format, options.rank, known_device(name))
+    refused = 0
+    whole = [bench for bench in options.benches if bench in ENGINE]
+    parts = [bench for bench in options.benches if bench not in ENGINE]
+    if whole:
+        refused += _with_engine(options, setting, whole, name)
+        torch.cuda.empty_cache()  # the engine is gone: its pool is free for the operations
+    for bench in parts:
+        refused += _report(options, bench, name, lambda b=bench: _operation(options, setting, b))  # type: ignore[misc]
+    return int(refused > 0)
+
+
+def _with_engine(options: Options, setting: Setting, benches: list[str], device: str) -> int:
+    """How many of the benchmarks were refused."""
+    try:
+        engine = _engine(options)
+    except BenchmarkRefused as refusal:
+        print(f"not reported: {refusal}", file=sys.stderr)
+        return len(benches)
+    return sum(
+        _report(options, bench, device, lambda b=bench: _whole(options, setting, b, engine))  # type: ignore[misc]
+        for bench in benches
+    )
+
+
+def _engine(options: Options) -> LoneEngine:
+    """Shown to be right. Raises BenchmarkRefused."""
+    shape = SHAPES[options.shape]
+    model = options.cache / f"{shape.name}-{options.format}"
+    if not (model / "config.json").exists():
+        print(f"writing {model}", file=sys.stderr)
+        CheckpointWriter(shape, options.format).write(model)
+    config = EngineConfig(
+        model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=256,
+        max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
+    )  # fmt: skip
+    engine = LoneEngine(config)
+    print(check(engine, model, rank=options.rank), file=sys.stderr)
+    return engine
+
+
+def _whole(options: Options, setting: Setting, bench: str, engine: LoneEngine) -> list[Row]:
+    if bench == "decode":
+        return decode_rows(engine, setting, options.mixes or MIXES)
+    if bench == "prefill":
+        return prefill_rows(engine, setting)
+    return mixed_rows(engine, setting, options.mixes or REQUESTS)
+
+
+def _operation(options: Options, setting: Setting, bench: str) -> list[Row]:
+    if bench == "linear":
+        return linear_rows(setting)
+    if bench == "lora":
+        return lora_rows(setting, options.mixes or BATCHES)
+    return attention_rows(setting)
+
+
+def _report(options: Options, bench: str, device: str, rows: Callable[[], list[Row]]) -> int:
+    """Measure, print and write one benchmark; 1 when it was refused."""
+    try:
+        report = Report(device, rows())
+    except BenchmarkRefused as refusal:
+        print(f"{bench} not reported: {refusal}", file=sys.stderr)
+        return 1
+    print(report.table())
+    name = f"{bench}-{options.shape}-{options.format}"
+    name += "" if bench in ("linear", "attention") else f"-r{options.rank}"
+    print(report.write(options.out, name, dict(versions())))
+    return 0

@@ -1,0 +1,61 @@
+"""What is measured, and the row that a figure becomes beside the best peer's."""
+
+from dataclasses import dataclass
+
+from engine.bench.floor import DEVICES, H200, Device, Precision
+from engine.bench.rows import Row, best_peers
+from engine.bench.shapes import Shape
+
+STATISTICS = (" median", " P99")  # of a metric whose plain name the peers use
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model's shape, its format on disk, the rank of its adapters, and where it runs."""
+
+    shape: Shape
+    format: str
+    rank: int = 16
+    device: Device | None = H200  # None: one without known ceilings, so no floor and no peer
+
+    @property
+    def precision(self) -> Precision:
+        return Precision() if self.format != "fp16" else Precision(weight_bits=16, group=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured number. ``op`` names a part of the model, or nothing."""
+
+    bench: str
+    metric: str
+    value: float
+    unit: str
+    batch: int
+    adapters: int = 0
+    context: int = 0
+    op: str = ""
+    floor: float | None = None
+
+
+def row(setting: Setting, figure: Figure) -> Row:
+    plain = figure.metric
+    for suffix in STATISTICS:
+        plain = plain.removesuffix(suffix)
+    key = (
+        figure.bench, setting.shape.name, setting.format, figure.batch, figure.adapters, plain,
+        figure.op,
+    )  # fmt: skip
+    peer = best_peers(setting.device.name).get(key) if setting.device else None
+    return Row(
+        bench=figure.bench, model=setting.shape.name, format=setting.format,
+        rank=setting.rank if figure.adapters else 0, batch=figure.batch,
+        adapters=figure.adapters, context=figure.context, metric=figure.metric,
+        value=figure.value, unit=figure.unit, op=figure.op, floor=figure.floor,
+        peer=peer.name if peer else "", peer_value=peer.value if peer else None,
+    )  # fmt: skip
+
+
+def known_device(name: str) -> Device | None:
+    """The ceilings of a device by the name its driver gives it."""
+    return next((device for device in DEVICES.values() if device.name == name), None)

@@ -1,0 +1,224 @@
+"""``loratorio plan``: what fits on a GPU, before there is one. Torch-free.
+
+Weights are counted as the engine keeps them on CUDA: 4-bit modules packed, with scales, zeros and
+the word per group and column that the Hopper kernel reads, padded to whole tiles; everything else
+in 16 bits, norms in 32. Pages come from the arithmetic the engine itself uses. What a forward pass
+needs beside them is measured by the engine at start; here it is estimated from the token budget.
+The step time is the roofline's: nothing can be faster, the engine is slower.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from engine.bench.floor import DEVICES, Device, Work, decode_floor
+from engine.bench.shapes import FORMATS, SHAPES, Shape
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.models.spec import ModelSpec
+from engine.page_size import GRAPH_BYTES, adapter_pages, page_elements, pages_of_tokens
+from engine.placement import BlockTooLarge
+from engine.stored_weights import StoredWeights, of_checkpoint, of_shape
+
+ITEM = 2  # bytes of the compute dtype
+CONTEXT_BYTES = 600 << 20  # the CUDA context, libraries and compiled kernels
+GIB = 1 << 30
+DEFAULTS = EngineConfig(model="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is asked for."""
+
+    gpu: str
+    context: int  # tokens of each sequence
+    adapters: int
+    rank: int
+    page_tokens: int = DEFAULTS.page_tokens
+    max_num_seqs: int = DEFAULTS.max_num_seqs
+    max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
+    utilization: float = DEFAULTS.gpu_memory_utilization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Bytes, pages and counts. ``missing_bytes`` 0 means that one sequence at least fits."""
+
+    budget_bytes: int  # the share of the device that the engine may take
+    weights_bytes: int
+    pass_bytes: int  # activations, logits, graphs and context: an estimate
+    page_bytes: int
+    pages: int  # of the pool
+    adapter_pages: int  # of one adapter
+    adapters_pages: int  # of all that were asked for
+    adapters_fit: int  # how many the pool holds beside one sequence
+    kv_tokens: int  # left for sequences when all adapters are in
+    sequences: int  # at that context, all adapters in
+    step_rows: int  # sequences of one forward pass: at most max_num_seqs
+    step_ms: float | None  # floor of a decode step of step_rows; None: nothing runs
+    tokens_per_s: float | None  # the most that can come of such steps
+    missing_bytes: int
+
+
+class PlanInvalid(EngineError):
+    """The question cannot be answered as asked."""
+
+
+def plan(spec: ModelSpec, weights: StoredWeights, wish: Wish, device: Device) -> Plan:
+    """Raises PlanInvalid when an adapter's rank fits no page."""
+    elements = page_elements(spec, wish.page_tokens)
+    page_bytes = elements * ITEM
+    try:
+        each = adapter_pages(spec, wish.rank, elements) if wish.adapters else 0
+    except BlockTooLarge as error:
+        raise PlanInvalid(f"an adapter of rank {wish.rank}: {error}; use larger pages") from error
+    budget = int(wish.utilization * device.memory)
+    beside = pass_bytes(spec, wish)
+    room = budget - weights.nbytes - beside
+    pages = max(room // page_bytes, 0)
+    one = pages_of_tokens(wish.context, wish.page_tokens)
+    left = pages - each * wish.adapters
+    sequences = max(left // one, 0)
+    rows = min(sequences, wish.max_num_seqs)
+    work = Work(rows=rows, context=wish.context, adapters=wish.adapters, rank=wish.rank)
+    step = decode_floor(_shape(spec), work, device, weights.precision) if rows else None
+    return Plan(
+        budget_bytes=budget,
+        weights_bytes=weights.nbytes,
+        pass_bytes=beside,
+        page_bytes=page_bytes,
+        pages=pages,
+        adapter_pages=each,
+        adapters_pages=each * wish.adapters,
+        adapters_fit=max((pages - one) // each, 0) if each else 0,
+        kv_tokens=max(left, 0) * wish.page_tokens,
+        sequences=sequences,
+        step_rows=rows,
+        step_ms=step * 1e3 if step else None,
+        tokens_per_s=rows / step if step else None,
+        missing_bytes=max((each * wish.adapters + one) * page_bytes - room, 0),
+    )
+
+
+def pass_bytes(spec: ModelSpec, wish: Wish) -> int:
+    """What the largest forward pass takes beside weights and pages.
+
+    The widest moment of a layer for every token of the budget, the widest matrix dequantised for
+    long prompts, float32 logits of every sequence with the copies that sampling sorts.
+    """
+    inner, hidden = spec.intermediate_size, spec.hidden_size
+    tokens = wish.max_num_batched_tokens * (3 * inner + 4 * hidden) * ITEM
+    dequantised = 2 * inner * hidden * ITEM
+    logits = wish.max_num_seqs * spec.vocab_size * 4 * 6
+    return max(tokens + dequantised, logits) + GRAPH_BYTES + CONTEXT_BYTES
+
+
+def _shape(spec: ModelSpec) -> Shape:
+    return Shape(
+        name="", model_type="", architecture=spec.architecture, vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.num_layers, num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads, head_dim=spec.head_dim,
+    )  # fmt: skip
+
+
+def describe(found: Plan, wish: Wish) -> str:
+    """For people."""
+    pool = found.pages * found.page_bytes
+    lines = [
+        f"memory for the engine   {_gib(found.budget_bytes)}  "
+        f"({wish.utilization:.0%} of {wish.gpu})",
+        f"weights                 {_gib(found.weights_bytes)}",
+        f"passes (estimate)       {_gib(found.pass_bytes)}",
+        f"page pool               {_gib(pool)}  {found.pages} pages of {wish.page_tokens} tokens, "
+        f"{found.page_bytes / 2**20:.2f} MiB each",
+    ]
+    if wish.adapters:
+        lines.append(
+            f"adapters                {_gib(found.adapters_pages * found.page_bytes)}  "
+            f"{wish.adapters} of rank {wish.rank}, {found.adapter_pages} pages each; "
+            f"the pool holds at most {found.adapters_fit}"
+        )
+    lines.append(f"left for sequences      {found.kv_tokens} tokens")
+    if found.missing_bytes:
+        lines.append(f"DOES NOT FIT: {_shortage(found, wish)}")
+        return "\n".join(lines)
+    lines.append(f"sequences of {wish.context} tokens  {found.sequences} at once")
+    lines.append(
+        f"decode step             {found.step_ms:.2f} ms at best with {found.step_rows} sequences "
+        f"of that length: {found.tokens_per_s:.0f} tokens/s"
+    )
+    return "\n".join(lines)
+
+
+def _shortage(found: Plan, wish: Wish) -> str:
+    missing = _gib(found.missing_bytes).strip()
+    if found.weights_bytes + found.pass_bytes > found.budget_bytes:
+        return f"weights and passes alone exceed the memory; {missing} are missing in all"
+    beside = f" beside {wish.adapters} adapters of rank {wish.rank}" if wish.adapters else ""
+    return f"one sequence of {wish.context} tokens{beside} needs {missing} more"
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:8.2f} GiB"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 1 when not even one sequence fits. Raises EngineError."""
+    options = _parser().parse_args(argv)
+    names = ("gpu", "context", "adapters", "rank", "page_tokens", "max_num_seqs",
+             "max_num_batched_tokens", "utilization")  # fmt: skip
+    wish = Wish(**{name: getattr(options, name) for name in names})
+    spec, weights = _model(options.model, options.format)
+    found = plan(spec, weights, wish, DEVICES[wish.gpu])
+    print(json.dumps(asdict(found), indent=1) if options.json else describe(found, wish))
+    return int(found.missing_bytes > 0)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="loratorio plan", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help=f"a directory, or {', '.join(SHAPES)}")
+    parser.add_argument("--format", choices=FORMATS, default="awq", help="of a named shape")
+    parser.add_argument("--gpu", choices=DEVICES, default="h200")
+    parser.add_argument("--context", type=_count, default=4096, metavar="TOKENS")
+    parser.add_argument("--adapters", type=int, default=0, metavar="N")
+    parser.add_argument("--rank", type=_count, default=16)
+    d = DEFAULTS
+    parser.add_argument("--block-size", dest="page_tokens", type=_count, default=d.page_tokens)
+    parser.add_argument("--max-num-seqs", type=_count, default=d.max_num_seqs)
+    parser.add_argument("--max-num-batched-tokens", type=_count, default=d.max_num_batched_tokens)
+    parser.add_argument(
+        "--gpu-memory-utilization", dest="utilization", type=float, metavar="SHARE",
+        default=d.gpu_memory_utilization,
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _model(name: str, fmt: str) -> tuple[ModelSpec, StoredWeights]:
+    path = Path(name)
+    if path.is_dir():
+        return of_checkpoint(path)
+    if name in SHAPES:
+        return of_shape(SHAPES[name], fmt)
+    raise PlanInvalid(f"{name}: neither a directory nor one of {', '.join(SHAPES)}")

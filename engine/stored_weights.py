@@ -1,0 +1,168 @@
+"""What a model's weights take on a GPU, from its safetensors headers alone. Torch-free."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.errors import AdapterInvalid
+from adapters.tensor_file import TensorFile
+from engine.bench.floor import Precision
+from engine.bench.shapes import Shape
+from engine.errors import CheckpointInvalid
+from engine.models.spec import ModelSpec
+from engine.page_size import linear_size
+from engine.placement import SITES, round_up
+
+TILE_N, TILE_K = 128, 128  # a packed matrix is padded to whole tiles
+HOPPER_GROUPS = (64, 128, 256)
+HOPPER_K = 256  # inputs must be a multiple
+CODES = ("qweight", "weight_packed")
+SCALES = ("scales", "weight_scale")
+ZEROS = ("qzeros", "weight_zero_point")
+MAX_HEADER_BYTES, MAX_TENSORS = 64 << 20, 1 << 20
+ITEM, WIDE = 2, 4  # bytes: compute dtype, float32
+
+Tensors = Mapping[str, tuple[int, ...]]  # name -> shape as stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    nbytes: int
+    precision: Precision  # of most linears, for the floor
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How one linear is stored."""
+
+    bits: int  # 4, 8 or 16
+    group: int = 0
+    zeros: bool = False
+    permuted: bool = False
+
+
+def of_shape(shape: Shape, fmt: str) -> tuple[ModelSpec, StoredWeights]:
+    """A random checkpoint of this shape, groups of 128."""
+    stored = Stored(16)
+    if fmt != "fp16":
+        stored = Stored(4, 128, zeros=True, permuted=fmt == "gptq-act-order")
+    spec = ModelSpec.read(shape.config())
+    every = {module: stored for modules in SITES.values() for module in modules}
+    return spec, _total(spec, [every] * spec.num_layers)
+
+
+def of_checkpoint(path: Path) -> tuple[ModelSpec, StoredWeights]:
+    """Raises CheckpointInvalid."""
+    config = _config(path)
+    spec, tensors = ModelSpec.read(config), dict(_tensors(path))
+    claim = config.get("quantization_config")
+    symmetric = isinstance(claim, dict) and claim.get("sym") is True
+    layers = [
+        {
+            module: _stored(tensors, layer, module, linear_size(spec, module), symmetric)
+            for modules in SITES.values()
+            for module in modules
+        }
+        for layer in range(spec.num_layers)
+    ]
+    return spec, _total(spec, layers)
+
+
+def _config(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointInvalid(f"{path}/config.json: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointInvalid(f"{path}/config.json: not a JSON object")
+    return found
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise CheckpointInvalid(f"{path}: no safetensors file")
+    for file in files:
+        try:
+            with TensorFile.open(
+                file,
+                follow_symlinks=True,
+                max_header_bytes=MAX_HEADER_BYTES,
+                max_tensors=MAX_TENSORS,
+            ) as opened:
+                yield from ((name, info.shape) for name, info in opened.tensors.items())
+        except AdapterInvalid as error:
+            raise CheckpointInvalid(f"{file}: {error}") from error
+
+
+def _stored(
+    tensors: Tensors, layer: int, module: str, size: tuple[int, int], symmetric: bool
+) -> Stored:
+    block = "self_attn" if module in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    prefix = f"model.layers.{layer}.{block}.{module}"
+
+    def part(names: tuple[str, ...]) -> tuple[int, ...] | None:
+        return next((tensors[n] for n in (f"{prefix}.{p}" for p in names) if n in tensors), None)
+
+    codes, scales = part(CODES), part(SCALES)
+    if codes is None or scales is None:
+        if f"{prefix}.weight" not in tensors:
+            raise CheckpointInvalid(f"{prefix}: neither a weight nor codes and scales")
+        return Stored(16)
+    bits = math.prod(codes) * 32 // math.prod(size)
+    groups = max(math.prod(scales) // size[1], 1)
+    return Stored(
+        bits=bits,
+        group=-(-size[0] // groups),
+        zeros=part(ZEROS) is not None and not symmetric,
+        permuted=f"{prefix}.g_idx" in tensors,
+    )
+
+
+def _total(spec: ModelSpec, layers: list[dict[str, Stored]]) -> StoredWeights:
+    linears = sum(_layer(spec, layer) for layer in layers)
+    vocabulary = spec.vocab_size * spec.hidden_size * ITEM * (1 if spec.tied_head else 2)
+    norms = (2 * spec.num_layers + 1) * spec.hidden_size * WIDE
+    rope = spec.max_position * spec.head_dim * WIDE
+    common = layers[0]["down_proj"]
+    group = 0 if common.bits == 16 else common.group
+    precision = Precision(weight_bits=4 if common.bits == 4 else 16, group=group)
+    return StoredWeights(linears + vocabulary + norms + rope, precision)
+
+
+def _layer(spec: ModelSpec, stored: Mapping[str, Stored]) -> int:
+    """Modules of a site are one matrix when they are stored alike."""
+    total = 0
+    for modules in SITES.values():
+        sizes = [linear_size(spec, module) for module in modules]
+        kinds = [stored[module] for module in modules]
+        inputs = sizes[0][0]
+        if all(kind == kinds[0] for kind in kinds):
+            total += matrix_bytes(inputs, sum(n for _, n in sizes), kinds[0])
+        elif all(kind.bits == 4 for kind in kinds):
+            parts = zip(sizes, kinds, strict=True)
+            total += sum(matrix_bytes(inputs, n, kind) for (_, n), kind in parts)
+        else:  # modules of different kinds are fused in the compute dtype
+            total += matrix_bytes(inputs, sum(n for _, n in sizes), Stored(16))
+    return total
+
+
+def matrix_bytes(inputs: int, outputs: int, stored: Stored) -> int:
+    """Bytes of one matrix on an H200. Only 4-bit codes stay packed."""
+    if stored.bits != 4:
+        return inputs * outputs * ITEM
+    columns, rows = round_up(outputs, TILE_N), _padded_rows(inputs, stored.group)
+    groups = -(-inputs // stored.group)
+    per_column = ITEM * (2 if stored.zeros else 1)
+    hopper = inputs % HOPPER_K == 0 and columns == outputs
+    if hopper and (stored.group in HOPPER_GROUPS or groups == 1):
+        per_column += WIDE
+    return columns * (rows // 2 + groups * per_column) + (8 * inputs if stored.permuted else 0)
+
+
+def _padded_rows(inputs: int, group: int) -> int:
+    """Blocks of 256 rows where that costs nothing, else of 128."""
+    wide = group % 64 == 0 or group >= inputs
+    return round_up(inputs, 2 * TILE_K if wide and inputs % 256 == 0 else TILE_K)
