@@ -64,46 +64,15 @@ class Tile:
         return 64 * self.groups * self.blocks
 
 
-@gluon.jit
-def _nibble_f16(words, j: gl.constexpr):  # type: ignore[no-untyped-def]
-    """1024 + q for even nibbles, 1024 + 16 q for odd ones, two at a time."""
-    if j == 0:
-        return gl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;",
-            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
-    elif j == 1:
-        return gl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x00F000F0, 0x64006400, 0xEA;",
-            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
-    elif j == 2:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 $0, t, 0x000F000F, 0x64006400, 0xEA; }",
-            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 $0, t, 0x00F000F0, 0x64006400, 0xEA; }",
-            "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2)  # fmt: skip
+def _planes(magic: str, shifts: tuple[int, ...], masks: tuple[str, ...]) -> gl.constexpr:
+    """Assembly that turns nibble j of two 16-bit words into two floats, for each j."""
+    step = "{{ .reg .b32 t; shr.u32 t, $1, {}; lop3.b32 $0, t, {}, {}, 0xEA; }}"
+    return gl.constexpr(tuple(step.format(s, m, magic) for s, m in zip(shifts, masks, strict=True)))
 
 
-@gluon.jit
-def _nibble_bf16(words, j: gl.constexpr):  # type: ignore[no-untyped-def]
-    """128 + q, two at a time."""
-    if j == 0:
-        return gl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;",
-            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
-    elif j == 1:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 4; lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }",
-            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
-    elif j == 2:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }",
-            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 12; lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA; }",
-            "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
+_LOW, _HIGH = "0x000F000F", "0x00F000F0"
+_BF16 = _planes("0x43004300", (0, 4, 8, 12), (_LOW,) * 4)  # 128 + q
+_FP16 = _planes("0x64006400", (0, 0, 8, 8), (_LOW, _HIGH) * 2)  # 1024 + q, 1024 + 16 q, ...
 
 
 @gluon.jit
@@ -112,12 +81,18 @@ def _dequantise(words, j: gl.constexpr, meta, DTYPE: gl.constexpr):  # type: ign
     scale = gl.expand_dims((meta & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True), 1)
     zero = gl.expand_dims((meta >> 16).to(gl.int16).to(DTYPE, bitcast=True), 1)
     if DTYPE == gl.bfloat16:  # noqa: SIM300
-        return (_nibble_bf16(words, j) - zero) * scale
-    elif j % 2 == 0:
-        return (_nibble_f16(words, j) - zero) * scale
+        q = gl.inline_asm_elementwise(
+            _BF16[j], "=r,r", [words], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+        return (q - zero) * scale
     else:
-        # (1024 + 16 q) / 16 = 64 + q, so the zero is biased by 64 here instead of 1024
-        return (_nibble_f16(words, j) * 0.0625 - (zero.to(gl.float32) - 960.0).to(DTYPE)) * scale
+        q = gl.inline_asm_elementwise(
+            _FP16[j], "=r,r", [words], dtype=gl.float16, is_pure=True, pack=2
+        )
+        if j % 2 == 0:
+            return (q - zero) * scale
+        else:  # (1024 + 16 q) / 16 = 64 + q: the zero is biased by 64 instead of 1024
+            return (q * 0.0625 - (zero.to(gl.float32) - 960.0).to(DTYPE)) * scale
 
 
 @gluon.jit

@@ -6,6 +6,7 @@ The machine code comes from the disassembler that Triton brings along.
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from triton.compiler import ASTSource
 
 _DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _HOPPER = GPUTarget("cuda", 90, 32)
+_WRITES_NONE = (
+    "ST", "BAR", "BRA", "SYNCS", "WARPSYNC", "R2UR", "WARPGROUP", "UT", "NOP", "EXIT", "BSYNC",
+    "BSSY", "FENCE", "MEMBAR", "CALL", "RET",
+)  # fmt: skip
 _TENSOR_CORE = re.compile(r"\b(HGMMA|HMMA)")
 
 
@@ -39,12 +44,38 @@ class Compiled:
         loops = [body for body in map(self._loop_ending_at, self.instructions) if body]
         return max(loops, key=lambda body: (_products(body), -len(body)), default=())
 
+    @property
+    def hazards(self) -> list[str]:
+        """Writes to a register that a product in flight still reads as its left operand.
+
+        Every instruction is looked at twice in a row, so that a loop's end meets its beginning.
+        """
+        return hazards([text for _, text in self.instructions] * 2)
+
     def _loop_ending_at(self, instruction: tuple[int, str]) -> tuple[str, ...]:
         address, text = instruction
         target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)
         if not target or int(target[1], 16) >= address:
             return ()
         return tuple(t for at, t in self.instructions if int(target[1], 16) <= at <= address)
+
+
+def hazards(instructions: Sequence[str]) -> list[str]:
+    """See ``Compiled.hazards``. A wait for the tensor cores makes every register free again."""
+    busy: set[int] = set()
+    found = []
+    for text in instructions:
+        plain = re.sub(r"^@!?U?P\w+\s+", "", text)
+        operation = plain.split()[0]
+        if product := re.match(r"HGMMA\S*\s+R\d+,\s*R(\d+),", plain):
+            busy |= set(range(int(product[1]), int(product[1]) + 4))
+        elif operation.startswith("WARPGROUP.DEPBAR"):
+            busy.clear()
+        elif not operation.startswith(_WRITES_NONE):
+            written = re.match(r"\S+\s+(?:P\w+,\s*)?R(\d+)\b", plain)
+            if written and int(written[1]) in busy:
+                found.append(text)
+    return found
 
 
 def _products(body: tuple[str, ...]) -> int:
@@ -72,7 +103,11 @@ def compile_kernel(
     hints = {(names.index(n),): [["tt.divisibility", 16]] for n in (*pointers, *aligned)}
     values = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=hints)
-    options = {"num_warps": warps, "num_stages": stages}
+    return compile_source(source, {"num_warps": warps, "num_stages": stages})
+
+
+def compile_source(source: ASTSource, options: dict[str, object]) -> Compiled:
+    """Compile a kernel in Triton or Gluon for sm_90."""
     compiled = triton.compile(source, target=_HOPPER, options=options)
     return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared)
 

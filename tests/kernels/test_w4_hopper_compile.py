@@ -1,0 +1,56 @@
+"""The Hopper 4-bit product compiles as it should: no spills, no register changed under a product.
+
+Needs no GPU; skipped under TRITON_INTERPRET=1.
+"""
+
+import pytest
+import torch
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from kernels.launch import interpreting
+from kernels.w4_hopper import LAYOUT, _w4_kernel, choose_tile
+from tests.kernels.compiled import compile_source, hazards
+
+pytestmark = pytest.mark.skipif(interpreting(), reason="interpreted kernels cannot be compiled")
+
+SHARED_LIMIT = 227 * 1024  # bytes a program may use on Hopper
+
+
+def compile_tile(tile, dtype, span):
+    names = _w4_kernel.arg_names
+    signature = dict.fromkeys(names, "constexpr") | {
+        "x_desc": f"tensordesc<{dtype}[{tile.rows}, 64],{LAYOUT!r}>",
+        "w_desc": f"tensordesc<i16[128, 64],{LAYOUT!r}>",
+        "meta": "*i32",
+        "out": "*fp32",
+        **dict.fromkeys(("M", "N", "K_BLOCKS", "PART"), "i32"),
+    }
+    constants = {
+        "BM": tile.rows, "GROUPS": tile.groups, "NBLK": tile.blocks, "WST": tile.weight_stages,
+        "XST": tile.x_stages, "SPAN": span, "REGISTERS": tile.registers,
+    }  # fmt: skip
+    values = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in ("meta", "out", "N")}
+    options = {"num_warps": 4} | ({"maxnreg": tile.cap} if tile.cap else {})
+    return compile_source(GluonASTSource(_w4_kernel, signature, values, aligned), options)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(("dtype", "span"), [("fp16", 2), ("bf16", 1)])
+def test_every_tile_that_is_chosen_compiles_within_its_budget(rows, dtype, span):
+    tile = choose_tile(rows, 6144, 16, torch.device("cpu"))
+    kernel = compile_tile(tile, dtype, span)
+    assert tile.rows == rows
+    assert kernel.spilled == 0
+    assert kernel.shared <= SHARED_LIMIT
+    assert kernel.register_wgmma
+    assert kernel.hazards == []
+
+
+def test_the_hazard_check_sees_a_write_under_a_product_and_not_one_after_a_wait():
+    product = "HGMMA.64x16x16.F32 R24, R8, gdesc[UR4], R24"
+    wait = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    assert hazards([product, "IADD3 R9, R1, R2, RZ"]) == ["IADD3 R9, R1, R2, RZ"]
+    assert hazards([product, wait, "IADD3 R9, R1, R2, RZ"]) == []
+    assert hazards([product, "IADD3 R12, R1, R2, RZ"]) == []
+    assert hazards([product, "@P0 LOP3.LUT P1, R11, R1, 0xf, RZ"]) != []
