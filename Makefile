@@ -38,8 +38,8 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-gpu: $(GPU_READY) ## run the tests that need a CUDA device
-	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+test-gpu: $(GPU_READY) ## run every kernel test and checkpoints of real shapes on a CUDA device
+	$(GPU_PYTHON) -m pytest $(GPU_TESTS) $(ARGS)
 
 test-compat: .venv/dev-ready ## have the original packers write anew what our loader is held to
 	$(BIN)/python tests/compat/environments.py $(COMPAT)
