@@ -61,6 +61,20 @@ def test_heads_may_be_wider_than_their_share(tmp_path):
     assert spec.shape_of("o_proj") == (64, 24)
 
 
+def test_a_qwen3_that_states_no_head_size_has_heads_of_128(tmp_path):
+    names = {"architectures": ["Qwen3ForCausalLM"]}
+    spec = BaseSpec.from_checkpoint(checkpoint(tmp_path / "base", **names))
+    assert spec.shape_of("q_proj") == (24, 4 * 128)
+
+
+def test_norms_of_heads_are_part_of_the_fingerprint(tmp_path):
+    def fingerprint(name: str, scale: float) -> str:
+        norm = {"model.layers.0.self_attn.q_norm.weight": encode(np.ones(6) * scale, "F32")}
+        return BaseSpec.from_checkpoint(checkpoint(tmp_path / name, weights() | norm)).fingerprint
+
+    assert fingerprint("a", 1.0) == fingerprint("b", 1.0) != fingerprint("c", 2.0)
+
+
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 def test_the_fingerprint_survives_storage_type_quantisation_and_context_length(tmp_path, dtype):
     plain = BaseSpec.from_checkpoint(checkpoint(tmp_path / "a"))

@@ -49,9 +49,7 @@ SHAPES = {
         extra=QWEN3.extra | WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]},
     ),
     "mistral": MISTRAL,
-    "mistral-no-window": Shape(
-        head_dim=20, extra=family("Mistral", "mistral", sliding_window=None)
-    ),
+    "mistral-no-window": Shape(head_dim=8, extra=family("Mistral", "mistral", sliding_window=None)),
 }
 each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 each_family = pytest.mark.parametrize(
