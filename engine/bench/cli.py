@@ -35,6 +35,7 @@ class Options:
     cache: Path
     out: Path
     mixes: tuple[tuple[int, int], ...] | None  # (rows, adapters); None: the bench's own
+    arguments: tuple[str, ...]  # as given
 
     @property
     def benches(self) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def parse(argv: Sequence[str]) -> Options:
         mixes = None if found.mixes is None else tuple(_mix(text) for text in found.mixes)
     except ValueError:
         parser.error(f"--mixes {' '.join(found.mixes)}: expected ROWSxADAPTERS, e.g. 64x16")
-    return Options(**{**vars(found), "mixes": mixes})
+    return Options(**{**vars(found), "mixes": mixes, "arguments": tuple(argv)})
 
 
 def _mix(text: str) -> tuple[int, int]:

@@ -90,7 +90,7 @@ def _operation(options: Options, setting: Setting, bench: str) -> list[Row]:
 def _report(options: Options, bench: str, device: str, rows: Callable[[], list[Row]]) -> int:
     """Measure, print and write one benchmark; 1 when it was refused."""
     try:
-        report = Report(device, rows())
+        report = Report(device, rows(), options.arguments)
     except BenchmarkRefused as refusal:
         print(f"{bench} not reported: {refusal}", file=sys.stderr)
         return 1

@@ -6,12 +6,15 @@ their own version, device and date, and are compared only on the same device.
 
 import json
 import platform
+import shlex
 import subprocess
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+
+KEY = "--api-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +74,13 @@ class Report:
 
     device: str
     rows: list[Row] = field(default_factory=list)
+    arguments: Sequence[str] = ()  # of ``loratorio bench``
 
     def write(self, folder: Path, name: str, versions: dict[str, str]) -> Path:
         """``folder/<device>/<name>.json``: a list of rows, each with commit, command and date."""
         about = {
             "commit": commit(),
-            "command": " ".join(["loratorio", "bench", *sys.argv[2:]]),
+            "command": shlex.join(["loratorio", "bench", *_shown(self.arguments)]),
             "date": datetime.now(UTC).date().isoformat(),
             "device": self.device,
             "python": platform.python_version(),
@@ -101,6 +105,16 @@ class Report:
         to_floor = f"{row.value / row.floor:.2f}" if row.floor else "-"
         label = f"{' '.join(what)}, {row.unit}"
         return f"{label:44}{row.value:>12.4g}{peer:>12}{to_peer:>11}{floor:>10}{to_floor:>12}"
+
+
+def _shown(arguments: Sequence[str]) -> list[str]:
+    """Without the value of a key."""
+    found, secret = [], False
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        found.append("..." if secret else f"{flag}=..." if equals and flag == KEY else argument)
+        secret = argument == KEY
+    return found
 
 
 def commit() -> str:

@@ -1,52 +1,17 @@
 """The benchmark's client reads real streams, and refuses to report anything it did not get."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from bench.cpu_rows import device, read, write
-from bench.cpu_serve import PROMPT_TOKENS, BenchFailed, Model, Served, best_peer, measure, stream
+from bench.cpu_serve import PROMPT_TOKENS, best_peer, measure, stream
+from engine.bench.http_stream import BenchFailed, Model, Served
 from engine.bench.rows import Row
+from tests.bench.http_server import answer, server
 
 MODEL = Model("base", "key")
-
-
-def answer(body: dict[str, object], *, tokens: int | None = None) -> list[dict[str, object]]:
-    count = body["max_tokens"] if tokens is None else tokens
-    usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
-    return [{"choices": [{"text": "é"}]}] * count + [{"choices": [], "usage": usage}]
-
-
-@asynccontextmanager
-async def server(
-    reply: Callable[[dict[str, object]], list[dict[str, object]]] = answer,
-    *,
-    status: str = "200 OK",
-    chunk: int = 7,
-) -> AsyncIterator[str]:
-    """Answers every request with events cut into chunks of ``chunk`` bytes."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-        events = reply(json.loads(await reader.readexactly(length)))
-        text = "".join(f"data: {json.dumps(e, ensure_ascii=False)}\n\n" for e in events)
-        data = (text + "data: [DONE]\n\n").encode()
-        writer.write(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-        for start in range(0, len(data), chunk):
-            piece = data[start : start + chunk]
-            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with listener:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100_000])
