@@ -1,20 +1,26 @@
 """Writes the measured numbers into README.md: no number stands there that no file backs.
 
-Reads ``bench/results/<device>/<name>.json`` (lists of rows, see ``engine/bench/rows.py``) and
-replaces what stands between the two markers, one table a device. Every table names the commit,
-the date and the command that measured it.
+Reads ``bench/results/<device>/<name>.json`` (lists of rows, see ``engine/bench/rows.py``),
+replaces what stands between the two markers, one table a file, and draws plots beside the files.
+Every table names the commit, the date and the command that measured it.
 """
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import pictures
+
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: begin (make report) -->", "<!-- numbers: end -->"
 HEADERS = ("what", "ours", "unit", "another engine", "hardware floor")
+STEPS = ("sequences", "adapters", "ours, ms", "P99", "best other engine, ms", "ours to it",
+         "floor, ms", "ours to floor")  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -25,14 +31,17 @@ class MarkersMissing(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if README.md is out of date")
-    check = parser.parse_args(arguments).check
-    readme = ROOT / "README.md"
-    text = readme.read_text("utf-8")
-    fresh = insert(text, render(ROOT / "bench" / "results"))
-    if check:
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--document", type=Path, default=ROOT / "README.md")
+    options = parser.parse_args(arguments)
+    text = options.document.read_text("utf-8")
+    fresh = insert(text, render(options.results, beside=options.document.parent))
+    if options.check:
         return int(fresh != text)
-    readme.write_text(fresh, "utf-8")
-    print("README.md is up to date" if fresh == text else "README.md rewritten")
+    drawn = [svg for path, rows in _files(options.results) for svg in pictures.write(path, rows)]
+    options.document.write_text(fresh, "utf-8")
+    state = "is up to date" if fresh == text else "rewritten"
+    print(f"{options.document.name} {state}, {len(drawn)} plots drawn")
     return 0
 
 
@@ -45,26 +54,74 @@ def insert(document: str, tables: str) -> str:
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
-def render(results: Path) -> str:
-    """Markdown tables of every result below the folder, by device and file, in stable order."""
-    files = sorted(results.glob("*/*.json"))
-    sections = [_section(path, json.loads(path.read_text("utf-8"))) for path in files]
+def render(results: Path, *, beside: Path | None = None) -> str:
+    """Markdown tables of every result below the folder, by device and file, in stable order.
+
+    ``beside``: the folder of the document, for links to the plots; without it there are none.
+    """
+    sections = []
+    for path, rows in _files(results):
+        section = _section(path, rows)
+        if section and beside is not None:
+            section += _links(path, rows, beside)
+        sections.append(section)
     return "\n\n".join(section for section in sections if section) or "Nothing measured yet."
+
+
+def _files(results: Path) -> list[tuple[Path, list[Row]]]:
+    paths = sorted(results.glob("*/*.json"))
+    return [(path, json.loads(path.read_text("utf-8"))) for path in paths]
 
 
 def _section(path: Path, rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     first = rows[0]
-    lines = [
+    head = (
         f"**{first['device']}, {path.stem}** "
-        f"(commit `{first['commit']}`, {first['date']}): `{first['command']}`",
-        "",
-        f"| {' | '.join(HEADERS)} |",
-        "|---|---:|---|---:|---:|",
-        *(_line(row) for row in rows),
-    ]
-    return "\n".join(lines)
+        f"(commit `{first['commit']}`, {first['date']}): `{first['command']}`"
+    )
+    table = _steps(rows) if first["bench"] == "decode" and _has_steps(rows) else _plain(rows)
+    return "\n".join([head, "", *table])
+
+
+def _plain(rows: Sequence[Row]) -> list[str]:
+    return [f"| {' | '.join(HEADERS)} |", "|---|---:|---|---:|---:|", *(_line(row) for row in rows)]
+
+
+def _has_steps(rows: Sequence[Row]) -> bool:
+    return any(row["metric"] == "step" for row in rows)
+
+
+def _steps(rows: Sequence[Row]) -> list[str]:
+    """One line a mix: the mean by the peers' protocol, its P99, the peer, the floor."""
+    lines = [f"| {' | '.join(STEPS)} |", "|" + "---:|" * len(STEPS)]
+    slowest = {_mix(row): row["value"] for row in rows if row["metric"] == "step P99"}
+    for row in rows:
+        if row["metric"] != "step":
+            continue
+        late = _number(slowest[_mix(row)]) if _mix(row) in slowest else ""
+        peer, floor = row.get("peer_value"), row.get("floor")
+        cells = [
+            str(row["batch"]), str(row["adapters"]), _number(row["value"]), late,
+            f"{_number(peer)} ({row['peer']})" if peer else "",
+            f"{row['value'] / peer:.2f}" if peer else "",
+            _number(floor) if floor else "",
+            f"{row['value'] / floor:.2f}" if floor else "",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _mix(row: Row) -> tuple[int, int]:
+    return row["batch"], row["adapters"]
+
+
+def _links(path: Path, rows: Sequence[Row], beside: Path) -> str:
+    names = [name for name, _svg in pictures.pictures(path.stem, rows)]
+    files = (os.path.relpath(path.with_name(name), beside) for name in names)
+    links = [f"![{Path(file).stem}]({Path(file).as_posix()})" for file in files]
+    return "\n\n" + "\n".join(links) if links else ""
 
 
 def _line(row: Row) -> str:
@@ -73,7 +130,8 @@ def _line(row: Row) -> str:
     named = " ".join(part for part in parts if part)
     peer = f"{_number(row['peer_value'])} ({row['peer']})" if row.get("peer_value") else ""
     floor = _number(row["floor"]) if row.get("floor") is not None else ""
-    what = f"{named}, batch {row['batch']}{adapters}: {row['metric']}"
+    batch = f", batch {row['batch']}" if row["batch"] else ""
+    what = f"{named}{batch}{adapters}: {row['metric']}"
     return f"| {what} | {_number(row['value'])} | {row['unit']} | {peer} | {floor} |"
 
 

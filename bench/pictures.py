@@ -1,0 +1,63 @@
+"""Which plots the result files give: decode steps and linears, by number of rows."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.plot import Series, plot
+
+Row = dict[str, Any]
+OURS, PEER, FLOOR = "loratorio", "best other engine", "floor"
+SHOWN = (0, 64)  # numbers of adapters of the decode plot
+
+
+def pictures(stem: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """(file name, SVG) of the plots that one result file gives; none for most benches."""
+    bench = rows[0]["bench"] if rows else ""
+    if bench == "decode":
+        yield f"{stem}.svg", _decode(rows)
+    elif bench == "linear":
+        for op in dict.fromkeys(row["op"] for row in rows):
+            yield f"{stem}-{op}.svg", _linear(op, [row for row in rows if row["op"] == op])
+
+
+def write(path: Path, rows: Sequence[Row]) -> list[Path]:
+    """Put the plots of a result file beside it."""
+    written = []
+    for name, svg in pictures(path.stem, rows):
+        file = path.with_name(name)
+        file.write_text(svg, "utf-8")
+        written.append(file)
+    return written
+
+
+def _decode(rows: Sequence[Row]) -> str:
+    steps = [row for row in rows if row["metric"] == "step"]
+    series = []
+    for colour, adapters in enumerate(SHOWN):
+        chosen = [row for row in steps if row["adapters"] == adapters]
+        named = f", {adapters} adapters" if adapters else ", base"
+        series += _three(chosen, named, colour)
+    if not series:  # other mixes were measured: all of them in one line
+        series = _three(steps, "", 0)
+    first = rows[0]
+    title = f"Decode step, {first['model']} {first['format']}, {first['device']}"
+    return plot(title, "sequences", first["unit"], series)
+
+
+def _linear(op: str, rows: Sequence[Row]) -> str:
+    first = rows[0]
+    title = f"{op}, {first['model']} {first['format']}, {first['device']}"
+    return plot(title, "rows", first["unit"], _three(rows, "", 0))
+
+
+def _three(rows: Sequence[Row], named: str, colour: int) -> list[Series]:
+    """Ours, the peer's and the floor, where there are any."""
+
+    def points(key: str) -> list[tuple[float, float]]:
+        return [(row["batch"], row[key]) for row in rows if row.get(key)]
+
+    ours = Series(f"{OURS}{named}", points("value"), colour=3 * colour)
+    peer = Series(f"{PEER}{named}", points("peer_value"), colour=3 * colour + 1)
+    floor = Series(f"{FLOOR}{named}", points("floor"), colour=3 * colour + 2, dashed=True)
+    return [each for each in (ours, peer, floor) if each.points]

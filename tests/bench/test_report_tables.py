@@ -1,0 +1,104 @@
+"""Tables and plots come from the result files, and only from them."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.plot import Axis, Series, plot
+from engine.bench.rows import Report, Row
+
+
+def row(bench: str, metric: str, value: float, **given: object) -> Row:
+    facts = {
+        "model": "llama-3.1-8b", "format": "awq", "rank": 16, "batch": 8, "adapters": 0,
+        "context": 512, "unit": "ms",
+    } | given  # fmt: skip
+    return Row(bench=bench, metric=metric, value=value, **facts)  # type: ignore[arg-type]
+
+
+DECODE = [
+    row(
+        "decode",
+        metric,
+        value,
+        batch=batch,
+        adapters=adapters,
+        peer="other 1.2",
+        peer_value=8.0,
+        floor=2.0,
+    )
+    for batch, adapters in ((1, 0), (64, 0), (64, 64))
+    for metric, value in (("step", 4.0), ("step median", 3.9), ("step P99", 4.5))
+]
+LINEAR = [
+    row("linear", "time", 10.0 * batch, op=op, batch=batch, unit="us")
+    for op in ("qkv_proj", "o_proj") for batch in (1, 64)
+]  # fmt: skip
+SERVE = [row("serve", "requests", 3.0, op="closed", batch=0, unit="requests/s")]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name, rows in (("decode", DECODE), ("linear", LINEAR), ("serve", SERVE)):
+        Report("NVIDIA H200", rows, [name]).write(tmp_path / "results", name, {})
+    return tmp_path / "results"
+
+
+def test_a_decode_step_is_one_line_with_its_peer_and_its_floor(results: Path):
+    tables = report.render(results)
+    assert "| 64 | 64 | 4 | 4.5 | 8 (other 1.2) | 0.50 | 2 | 2.00 |" in tables
+    assert tables.count("(other 1.2)") == 3
+    assert "loratorio bench decode" in tables
+    assert "linear qkv_proj llama-3.1-8b awq, batch 64: time | 640 | us" in tables
+    assert "| serve closed llama-3.1-8b awq: requests | 3 | requests/s |" in tables
+
+
+def test_the_document_is_rewritten_once_and_links_to_plots_that_are_there(results: Path, capsys):
+    document = results.parent / "README.md"
+    document.write_text(f"top\n{report.BEGIN}\n{report.END}\nend\n")
+    given = ["--results", str(results), "--document", str(document)]
+    assert report.main([*given, "--check"]) == 1
+    assert report.main(given) == 0
+    assert report.main([*given, "--check"]) == 0
+    assert "3 plots drawn" in capsys.readouterr().out
+    links = re.findall(r"!\[.*?\]\((.*?)\)", document.read_text())
+    assert len(links) == 3
+    assert all((results.parent / link).is_file() for link in links)
+
+
+def test_a_plot_is_sound_xml_with_a_line_for_each_series(results: Path):
+    document = results.parent / "README.md"
+    document.write_text(f"{report.BEGIN}\n{report.END}")
+    report.main(["--results", str(results), "--document", str(document)])
+    tree = ElementTree.parse(results / "h200" / "decode.svg")
+    tags = [element.tag.rpartition("}")[2] for element in tree.iter()]
+    assert tags.count("polyline") == 6  # ours, peer and floor, of the base and of 64 adapters
+    text = {element.text for element in tree.iter() if element.text}
+    assert {"loratorio, base", "floor, 64 adapters"} <= text
+
+
+def test_names_are_escaped_and_an_empty_plot_is_refused():
+    assert "a &lt; b" in plot("a < b", "x", "y", [Series("s", [(1, 2)])])
+    with pytest.raises(ValueError, match="no points"):
+        plot("t", "x", "y", [Series("s", [])])
+
+
+@pytest.mark.parametrize("values", [[1, 256], [3, 5], [7], [0.3, 9000]])
+def test_ticks_of_an_axis_lie_on_it_and_values_within(values):
+    for logarithmic in (True, False):
+        axis = Axis.over("x", values, logarithmic=logarithmic)
+        assert 2 <= len(axis.ticks()) <= 10
+        assert all(-1e-9 <= axis.share(v) <= 1 + 1e-9 for v in [*axis.ticks(), *values])
+
+
+def test_rows_of_an_older_file_without_an_op_are_shown(tmp_path: Path):
+    (tmp_path / "cpu").mkdir()
+    about = {"commit": "c", "command": "x", "date": "2026-12-01", "device": "cpu"}
+    old = {key: value for key, value in asdict(SERVE[0]).items() if key != "op"} | about
+    (tmp_path / "cpu" / "old.json").write_text(json.dumps([old]))
+    assert "serve llama-3.1-8b awq: requests" in report.render(tmp_path)
