@@ -150,6 +150,19 @@ QWEN3_8B = Shape(
         "eos_token_id": 151645,
     },
 )
+MISTRAL_7B = Shape(
+    name="mistral-7b-v0.1",
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    extra={"rope_theta": 10000.0, "max_position_embeddings": 32768, "sliding_window": 4096},
+)
 TINY = Shape(
     name="tiny",
     model_type="llama",
@@ -163,4 +176,4 @@ TINY = Shape(
     head_dim=64,
     extra={"rope_theta": 10000.0, "max_position_embeddings": 2048},
 )
-SHAPES = {s.name: s for s in (LLAMA_8B, LLAMA_70B, QWEN25_7B, QWEN3_8B, TINY)}
+SHAPES = {s.name: s for s in (LLAMA_8B, LLAMA_70B, QWEN25_7B, QWEN3_8B, MISTRAL_7B, TINY)}

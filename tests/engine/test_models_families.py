@@ -7,7 +7,9 @@ import torch
 
 from adapters.base_spec import BaseSpec
 from adapters.pack import pack
+from engine.bench.checkpoints import CheckpointWriter
 from engine.bench.reference import Reference
+from engine.bench.shapes import LLAMA_70B, MISTRAL_7B, QWEN3_8B, QWEN25_7B, TINY
 from engine.checkpoint import Checkpoint
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 from tests.engine.peers import (
@@ -85,6 +87,20 @@ def test_the_oracle_of_the_benchmarks_agrees_with_transformers(tmp_path, shape):
     prompt = tokens(PROMPT)
     (logits,) = reference.logits([prompt], [None])
     torch.testing.assert_close(logits, expected(transformers_model(written), prompt), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "real", [LLAMA_70B, QWEN25_7B, QWEN3_8B, MISTRAL_7B], ids=lambda shape: shape.name
+)
+def test_random_checkpoints_of_real_models_load_and_agree_with_the_oracle(tmp_path, real):
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    small = replace(real, **{key: getattr(TINY, key) for key in sizes + heads})
+    CheckpointWriter(small, "gptq-act-order").write(tmp_path)
+    rig, prompt = Rig(tmp_path, pages=16), tokens(60, vocab=1024)
+    (wanted,) = Reference(Checkpoint(tmp_path), torch.device("cpu")).logits([prompt], [None])
+    logits = rig.logits([chunk(prompt, rig.pages(60))])
+    torch.testing.assert_close(logits, wanted, **CLOSE)
 
 
 @each_family
