@@ -35,6 +35,7 @@ class Options:
     cache: Path
     out: Path
     mixes: tuple[tuple[int, int], ...] | None  # (rows, adapters); None: the bench's own
+    commit: str | None
     arguments: tuple[str, ...]  # as given
 
     @property
@@ -72,6 +73,7 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--mixes", nargs="+", metavar="ROWSxADAPTERS", help="e.g. 1x0 64x64")
+    parser.add_argument("--commit", help="what is measured, where there is no git checkout")
     found = parser.parse_args(argv)
     if found.bench in OTHERS:
         parser.error(f"{found.bench} comes first: loratorio bench {found.bench} ...")

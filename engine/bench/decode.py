@@ -50,7 +50,7 @@ def prefill_rows(engine: LoneEngine, setting: Setting) -> list[Row]:
         seconds = min(_prefill(engine, adapters, setting.rank, seed) for seed in range(3))
         figure = Figure(
             bench="prefill", metric="input throughput", value=32 * 1024 / seconds, unit="tok/s",
-            batch=32, adapters=adapters, context=PROMPT, floor=_prefill_floor(setting, adapters),
+            batch=32, adapters=adapters, context=1024, floor=_prefill_floor(setting, adapters),
         )  # fmt: skip
         found.append(row(setting, figure))
     return found

@@ -41,9 +41,11 @@ def linears(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def linear_rows(
-    setting: Setting, rows: Sequence[int] = ROWS, *, cold_bytes: int = COLD_BYTES
+    setting: Setting, rows: Sequence[int] = ROWS, *, cold_bytes: int | None = None
 ) -> list[Row]:
     """Raises BenchmarkRefused when a product is wrong, or the format is not one of 4 bits."""
+    if cold_bytes is None:  # a CPU is not measured here, only shown to be right
+        cold_bytes = COLD_BYTES if compute_device().type == "cuda" else 0
     if setting.format == "fp16":
         raise BenchmarkRefused("the linears of an fp16 model are torch's own")
     return [

@@ -5,6 +5,7 @@ checkpoint of a known shape put there. Nothing is reported before the engine has
 device, that its logits are those of the dequantised weights.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -34,12 +35,18 @@ def measure(options: Options) -> int:
     refused = 0
     whole = [bench for bench in options.benches if bench in ENGINE]
     parts = [bench for bench in options.benches if bench not in ENGINE]
+    for bench in parts:  # before an engine takes the memory
+        refused += _report(options, bench, name, lambda b=bench: _operation(options, setting, b))  # type: ignore[misc]
+        _give_back()
     if whole:
         refused += _with_engine(options, setting, whole, name)
-        torch.cuda.empty_cache()  # the engine is gone: its pool is free for the operations
-    for bench in parts:
-        refused += _report(options, bench, name, lambda b=bench: _operation(options, setting, b))  # type: ignore[misc]
     return int(refused > 0)
+
+
+def _give_back() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _with_engine(options: Options, setting: Setting, benches: list[str], device: str) -> int:
@@ -90,7 +97,7 @@ def _operation(options: Options, setting: Setting, bench: str) -> list[Row]:
 def _report(options: Options, bench: str, device: str, rows: Callable[[], list[Row]]) -> int:
     """Measure, print and write one benchmark; 1 when it was refused."""
     try:
-        report = Report(device, rows(), options.arguments)
+        report = Report(device, rows(), options.arguments, options.commit)
     except BenchmarkRefused as refusal:
         print(f"{bench} not reported: {refusal}", file=sys.stderr)
         return 1

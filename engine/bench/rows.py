@@ -75,11 +75,12 @@ class Report:
     device: str
     rows: list[Row] = field(default_factory=list)
     arguments: Sequence[str] = ()  # of ``loratorio bench``
+    commit: str | None = None  # None: the checkout's
 
     def write(self, folder: Path, name: str, versions: dict[str, str]) -> Path:
         """``folder/<device>/<name>.json``: a list of rows, each with commit, command and date."""
         about = {
-            "commit": commit(),
+            "commit": self.commit or commit(),
             "command": shlex.join(["loratorio", "bench", *_shown(self.arguments)]),
             "date": datetime.now(UTC).date().isoformat(),
             "device": self.device,
@@ -94,7 +95,7 @@ class Report:
 
     def table(self) -> str:
         """Ours, the best peer, the floor and the ratios, one line a row."""
-        head = f"{'':44}{'ours':>12}{'peer':>12}{'ours/peer':>11}{'floor':>10}{'ours/floor':>12}"
+        head = f"{'':60}{'ours':>12}{'peer':>12}{'ours/peer':>11}{'floor':>10}{'ours/floor':>12}"
         return "\n".join([head, *(self._line(row) for row in self.rows)])
 
     def _line(self, row: Row) -> str:
@@ -104,7 +105,7 @@ class Report:
         floor = f"{row.floor:.4g}" if row.floor is not None else "-"
         to_floor = f"{row.value / row.floor:.2f}" if row.floor else "-"
         label = f"{' '.join(what)}, {row.unit}"
-        return f"{label:44}{row.value:>12.4g}{peer:>12}{to_peer:>11}{floor:>10}{to_floor:>12}"
+        return f"{label:60}{row.value:>12.4g}{peer:>12}{to_peer:>11}{floor:>10}{to_floor:>12}"
 
 
 def _shown(arguments: Sequence[str]) -> list[str]:

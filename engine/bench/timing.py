@@ -24,6 +24,8 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 def microseconds(call: Callable[[int], object], copies: int) -> float:
     """Median time of ``call(i)`` for i in turn over ``copies`` copies of what it reads."""
+    for i in range(copies):  # compiles whatever differs between copies, before a capture
+        call(i)
     if torch.cuda.is_available():
         return graph_microseconds(call, copies)
     times = []

@@ -26,6 +26,16 @@ BRAIN = [
     "engine.core",
     "engine.server",
 ]
+# Commands that answer on a machine without a tensor library.
+LIGHT_TOOLS = [
+    "engine.cli",
+    "engine.plan",
+    "engine.page_size",
+    "engine.stored_weights",
+    "engine.bench.cli",
+    "engine.bench.serve",
+    "engine.bench.waste",
+]
 LIGHT_ADAPTERS = ["adapters.base_spec", "adapters.manifest", "adapters.store", "adapters.validate"]
 
 IMPORT_AND_REPORT = """
@@ -82,6 +92,6 @@ def test_no_module_of_the_gateway_loads_torch():
     assert loaded_by(["gateway.*"]) == {}
 
 
-@pytest.mark.parametrize("module", [*BRAIN, *LIGHT_ADAPTERS])
+@pytest.mark.parametrize("module", [*BRAIN, *LIGHT_TOOLS, *LIGHT_ADAPTERS])
 def test_what_decides_and_talks_never_loads_torch(module: str):
     assert loaded_by([module]) == {}
