@@ -6,18 +6,11 @@ Imports no torch, so that ``--help`` and a wrong flag are answered at once.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from engine.config import Device, Dtype, EngineConfig
+from engine.flags import Parser
 
 DEFAULTS = EngineConfig(model="")
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from engine.bench.floor import DEVICES, Device, Work, decode_floor
 from engine.bench.shapes import FORMATS, SHAPES, Shape
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.flags import Parser, amount, count
 from engine.models.spec import ModelSpec
 from engine.page_size import GRAPH_BYTES, adapter_pages, page_elements, pages_of_tokens
 from engine.placement import BlockTooLarge
@@ -166,13 +166,6 @@ def _gib(count: int) -> str:
     return f"{count / GIB:8.2f} GiB"
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
-
-
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when not even one sequence fits. Raises EngineError."""
     options = _parser().parse_args(argv)
@@ -193,26 +186,23 @@ def _parser() -> Parser:
     parser.add_argument("model", metavar="MODEL", help=f"a directory, or {', '.join(SHAPES)}")
     parser.add_argument("--format", choices=FORMATS, default="awq", help="of a named shape")
     parser.add_argument("--gpu", choices=DEVICES, default="h200")
-    parser.add_argument("--context", type=_count, default=4096, metavar="TOKENS")
-    parser.add_argument("--adapters", type=int, default=0, metavar="N")
-    parser.add_argument("--rank", type=_count, default=16)
+    parser.add_argument("--context", type=count, default=4096, metavar="TOKENS")
+    parser.add_argument("--adapters", type=_adapters, default=0, metavar="N")
+    parser.add_argument("--rank", type=count, default=16)
     d = DEFAULTS
-    parser.add_argument("--block-size", dest="page_tokens", type=_count, default=d.page_tokens)
-    parser.add_argument("--max-num-seqs", type=_count, default=d.max_num_seqs)
-    parser.add_argument("--max-num-batched-tokens", type=_count, default=d.max_num_batched_tokens)
+    parser.add_argument("--block-size", dest="page_tokens", type=count, default=d.page_tokens)
+    parser.add_argument("--max-num-seqs", type=count, default=d.max_num_seqs)
+    parser.add_argument("--max-num-batched-tokens", type=count, default=d.max_num_batched_tokens)
     parser.add_argument(
-        "--gpu-memory-utilization", dest="utilization", type=float, metavar="SHARE",
+        "--gpu-memory-utilization", dest="utilization", type=amount, metavar="SHARE",
         default=d.gpu_memory_utilization,
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     return parser
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+def _adapters(text: str) -> int:
+    return 0 if text == "0" else count(text)
 
 
 def _model(name: str, fmt: str) -> tuple[ModelSpec, StoredWeights]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.bench.shapes import FORMATS, SHAPES
+from engine.flags import Parser, count
 
 ENGINE = ("decode", "prefill", "mixed")
 OPERATIONS = ("linear", "lora", "attention")
@@ -61,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> Options:
     """Exits on wrong flags, as argparse does."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loratorio bench", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("bench", choices=(*ALONE, *OTHERS))
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--format", choices=FORMATS, default="awq")
-    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rank", type=count, default=16)
     parser.add_argument("--enforce-eager", dest="eager", action="store_true")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))

@@ -21,6 +21,7 @@ from pathlib import Path
 from engine.bench.http_stream import BenchFailed, Model, Served, stream
 from engine.bench.load import TOKENS, Load, Outcome, run
 from engine.bench.rows import KEY, Report, Row
+from engine.flags import Parser, amount, count
 
 BAR = 30  # characters
 
@@ -145,8 +146,8 @@ def _device() -> str:
     return (ran.stdout.splitlines() or ["cpu"])[0].strip()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="loratorio bench serve", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -154,12 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ready", type=Path, metavar="FILE", help="the server's --ready-file")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="most popular first")
     parser.add_argument(KEY, dest="api_key", metavar="KEY")
-    parser.add_argument("--input-len", type=_count, default=512, metavar="TOKENS")
-    parser.add_argument("--output-len", type=_count, default=128, metavar="TOKENS")
-    parser.add_argument("--num-prompts", type=_count, default=256, metavar="N")
+    parser.add_argument("--input-len", type=count, default=512, metavar="TOKENS")
+    parser.add_argument("--output-len", type=count, default=128, metavar="TOKENS")
+    parser.add_argument("--num-prompts", type=count, default=256, metavar="N")
     pace = parser.add_mutually_exclusive_group(required=True)
-    pace.add_argument("--concurrency", type=_count, metavar="N", help="closed loop")
-    pace.add_argument("--rate", type=_rate, metavar="PER_SECOND", help="open loop, Poisson")
+    pace.add_argument("--concurrency", type=count, metavar="N", help="closed loop")
+    pace.add_argument("--rate", type=amount, metavar="PER_SECOND", help="open loop, Poisson")
     parser.add_argument("--zipf", type=float, default=1.0, metavar="S", help="0: models alike")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--token-range", type=int, nargs=2, default=TOKENS, metavar="ID")
@@ -167,17 +168,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="of the server; names the folder of the results")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def _rate(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value

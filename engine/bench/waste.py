@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from engine.flags import Parser, count
 from engine.page_size import pages_of_tokens
 
 PAGE_TOKENS = (16, 32, 64, 128)
@@ -55,13 +56,13 @@ def table(shares: dict[int, float]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loratorio bench waste", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--sequences", type=int, default=SEQUENCES)
+    parser.add_argument("--sequences", type=count, default=SEQUENCES)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page-tokens", type=int, nargs="+", default=list(PAGE_TOKENS))
+    parser.add_argument("--page-tokens", type=count, nargs="+", default=list(PAGE_TOKENS))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     lengths = draw_lengths(options.sequences, seed=options.seed)

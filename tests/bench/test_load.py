@@ -143,3 +143,13 @@ def test_a_bar_is_drawn_where_somebody_watches(capsys, monkeypatch):
     monkeypatch.setattr(serve.sys.stderr, "isatty", lambda: True, raising=False)
     serve._bar(2)(Outcome([Stream(1, 0.1, 0.2)], []))
     assert "1/2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", ["--concurrency 0", "--rate -1", "--rate nan", "--rate 1 --concurrency 2"]
+)
+def test_a_pace_that_is_none_is_refused_in_one_line(flags, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--models", "m", "--base-url", "http://x/v1", *flags.split()])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
