@@ -95,17 +95,26 @@ class Report:
 
     def table(self) -> str:
         """Ours, the best peer, the floor and the ratios, one line a row."""
-        head = f"{'':60}{'ours':>12}{'peer':>12}{'ours/peer':>11}{'floor':>10}{'ours/floor':>12}"
-        return "\n".join([head, *(self._line(row) for row in self.rows)])
+        labels = [_label(row) for row in self.rows]
+        width = max(map(len, labels), default=0)
+        head = (
+            f"{'':{width}}{'ours':>12}{'peer':>12}{'ours/peer':>11}{'floor':>10}{'ours/floor':>12}"
+        )
+        named = zip(labels, self.rows, strict=True)
+        return "\n".join([head, *(f"{label:{width}}{_numbers(row)}" for label, row in named)])
 
-    def _line(self, row: Row) -> str:
-        what = f"{row.bench} {row.op} {row.metric}, {row.batch} x {row.adapters} adapters".split()
-        peer = f"{row.peer_value:.4g}" if row.peer_value is not None else "-"
-        to_peer = f"{row.value / row.peer_value:.2f}" if row.peer_value else "-"
-        floor = f"{row.floor:.4g}" if row.floor is not None else "-"
-        to_floor = f"{row.value / row.floor:.2f}" if row.floor else "-"
-        label = f"{' '.join(what)}, {row.unit}"
-        return f"{label:60}{row.value:>12.4g}{peer:>12}{to_peer:>11}{floor:>10}{to_floor:>12}"
+
+def _label(row: Row) -> str:
+    batch = f", {row.batch} x {row.adapters} adapters" if row.batch else ""
+    return f"{' '.join(f'{row.bench} {row.op} {row.metric}'.split())}{batch}, {row.unit}"
+
+
+def _numbers(row: Row) -> str:
+    peer = f"{row.peer_value:.4g}" if row.peer_value is not None else "-"
+    to_peer = f"{row.value / row.peer_value:.2f}" if row.peer_value else "-"
+    floor = f"{row.floor:.4g}" if row.floor is not None else "-"
+    to_floor = f"{row.value / row.floor:.2f}" if row.floor else "-"
+    return f"{row.value:>12.4g}{peer:>12}{to_peer:>11}{floor:>10}{to_floor:>12}"
 
 
 def _shown(arguments: Sequence[str]) -> list[str]:
