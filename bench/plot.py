@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 640, 400
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 44, 56
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 62, 42
+LEGEND = (0, 170, 395)  # where the columns of the legend begin; two rows above the plot
 COLOURS = ("#2f7ed8", "#d9822b", "#4c9a5b", "#a154a1", "#b8433a", "#7a7a7a")
 GREY = "#808080"
 
@@ -83,7 +84,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
         at = _y(y, value)
         parts.append(_rule(LEFT, at, right, at))
         parts.append(_text(LEFT - 6, at + 4, _number(value), anchor="end"))
-    parts.append(_text((LEFT + right) / 2, HEIGHT - 22, x.label, anchor="middle"))
+    parts.append(_text((LEFT + right) / 2, HEIGHT - 8, x.label, anchor="middle"))
     turned = f'transform="rotate(-90 16 {(TOP + low) / 2:.1f})"'
     parts.append(_text(16, (TOP + low) / 2, y.label, anchor="middle", more=turned))
     return parts
@@ -104,8 +105,8 @@ def _line(series: Series, x: Axis, y: Axis) -> list[str]:
 def _legend(series: Series, number: int) -> list[str]:
     colour = COLOURS[series.colour % len(COLOURS)]
     dash = ' stroke-dasharray="5 4"' if series.dashed else ""
-    left = LEFT + number % 3 * 185
-    at = 34 if number < 3 else HEIGHT - 6
+    left = LEFT + LEGEND[number % 3]
+    at = 34 + 16 * (number // 3)
     return [
         f'<line x1="{left}" y1="{at - 4}" x2="{left + 22}" y2="{at - 4}" stroke="{colour}" '
         f'stroke-width="2"{dash}/>',

@@ -55,7 +55,8 @@ def write(packer: str, cache: Path, out: Path) -> None:
     log = cache / f"{packer}.log"
     with log.open("w") as output:
         done = subprocess.run(
-            [environment(packer, cache), str(script), str(out)],
+            [environment(packer, cache), str(script), str(out.resolve())],
+            cwd=cache,  # GPTQModel leaves a folder of logs where it runs
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | SETTINGS,
