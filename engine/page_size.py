@@ -4,6 +4,8 @@ A page holds ``page_tokens`` tokens of K and V for all layers. Real models' page
 else; a page of a very small model is made larger, so that any adapter block fits in it.
 """
 
+import math
+
 from engine.models.spec import ModelSpec
 from engine.placement import (
     A_ROWS,
@@ -22,10 +24,11 @@ GRAPH_BYTES = 512 << 20  # what captured decode passes keep for themselves, on C
 
 
 def page_elements(spec: ModelSpec, page_tokens: int) -> int:
-    """Elements of one page."""
+    """Elements of one page: whole units, and whole tiles of K or V of one head."""
     widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
     blocks = max(A_ROWS * padded_inputs(widest), B_ROWS * ROOMY_RANK)
-    return round_up(max(spec.kv_elements(page_tokens), blocks), UNIT)
+    whole = math.lcm(UNIT, page_tokens * spec.head_dim)
+    return round_up(max(spec.kv_elements(page_tokens), blocks), whole)
 
 
 def pages_of_tokens(tokens: int, page_tokens: int) -> int:
