@@ -68,7 +68,7 @@ class Weights:
         return self._build(weights, (inputs, sum(outputs.values())), whole, self.place.dtype)
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
-        """float32 in every model: norms compute in it, and it loses nothing. Size H if not given."""
+        """float32 in every model: norms compute in it and lose nothing. Size H if not given."""
         weight = self._dense(f"{name}.weight", (size or self.spec.hidden_size,))
         return weight.to(self.place.device, torch.float32)
 
