@@ -114,7 +114,7 @@ def _loss(model: peft.PeftModel, batch: list[Lesson]) -> torch.Tensor:
 
 def _save(model: peft.PeftModel, out: Path) -> None:
     model.peft_config["default"].base_model_name_or_path = BASE_MODEL
-    model.save_pretrained(out)
+    model.save_pretrained(out, save_embedding_layers=False)  # "auto" asks the network
     (out / "README.md").unlink(missing_ok=True)  # peft writes a model card full of blanks
     weights = out / "adapter_model.safetensors"
     halves = {name: tensor.half() for name, tensor in load_file(weights).items()}
