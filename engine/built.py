@@ -21,3 +21,4 @@ class Built(Generic[P]):
     max_model_len: int  # tokens: the configured limit, or the model's own when none is set
     eos: frozenset[int]  # tokens that end a sequence, from the model's generation config
     adapters: HostCache[P] | None  # None: no adapter store is configured
+    ahead: bool = False  # launch returns before the pass is computed: plan the next meanwhile

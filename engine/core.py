@@ -4,6 +4,11 @@ It never waits for a gateway, a disk or an adapter: it looks at its inbox betwee
 sleeps there only when nothing can be computed. Every accepted request ends in exactly one
 terminal per choice, whatever raises. Everything here belongs to the loop's thread; the wire's
 thread is met at the two mailboxes.
+
+Where a runner computes beside the host (``Built.ahead``), the next pass is planned and launched
+while one is under way, before its tokens are known; only then are they waited for. A sequence that
+turns out to have ended is then in one pass too many, whose result for it is dropped. The tokens
+are the same either way.
 """
 
 import logging
@@ -12,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Generic
+from typing import Generic, TypeVar
 
 from adapters.errors import AdapterMissing
 from engine.admission import Limits, Refusal
@@ -41,8 +46,8 @@ from engine.protocol import (
 )
 from engine.residency import P, Residency
 from engine.scheduler import Plan, Planned, Scheduler
-from engine.sequence import Request, Sequence
-from engine.step import NO_ADAPTER, Drawn, StepResult
+from engine.sequence import Phase, Request, Sequence
+from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
 
 LOAD_INTERVAL_S = 0.1
 STALL_S = 10.0  # how long the wire may leave a full outbox
@@ -50,6 +55,7 @@ POLL_S = 0.002  # between looks at loads under way
 IDLE_S = 0.25
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,21 @@ class Heard:
 class Said:
     connection: int | None  # None: all of them
     message: ToGateway  # a connection ends after Goodbye
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A launched pass whose result was not taken in yet."""
+
+    plan: Plan
+    pending: Pending
+    launched: float  # seconds
+
+    def result(self) -> StepResult:
+        """Waits for it. Raises whatever the pass did."""
+        result = self.pending.wait()
+        _verify(self.plan, result)
+        return result
 
 
 class Core(Generic[P]):
@@ -92,6 +113,9 @@ class Core(Generic[P]):
             boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
         )
         self._config, self._runner, self._eos = config, built.runner, built.eos
+        self._ahead = built.ahead
+        self._under_way: UnderWay | None = None
+        self._taken_in = float("-inf")  # when the last pass was, seconds
         self._metrics, self._record, self._clock = metrics, record, clock
         self._entropy = entropy or random.SystemRandom()
         self._limits = Limits(
@@ -128,11 +152,11 @@ class Core(Generic[P]):
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
         self._flush()
-        if plan.planned:
-            self._compute(plan)
+        computed = self._compute(plan)
+        if computed:
             self._flush()
         self._report(self._clock())
-        return bool(plan.planned)
+        return computed
 
     @property
     def _drained(self) -> bool:
@@ -271,29 +295,51 @@ class Core(Generic[P]):
             )
             self.book.refuse(request, RefusalCode.NEVER_FITS, detail)
 
-    def _compute(self, plan: Plan) -> None:
-        """The step's guard: a pass that raises ends the requests in it, and nothing else."""
-        started = self._clock()
-        try:
-            result = self._runner.launch(plan.step).wait()
-            _verify(plan, result)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            log.exception("a forward pass of %d sequences failed", len(plan.planned))
-            self._metrics.failed_step()
-            self._fail(plan, f"the forward pass failed ({type(error).__name__})")
+    def _compute(self, plan: Plan) -> bool:
+        """Launch a pass and take in the one before it, or the same where none runs ahead.
+
+        Returns whether there was any.
+        """
+        before, self._under_way = self._under_way, None
+        launched = self._launch(plan) if plan.planned else None
+        if before is not None:
+            self._take_in(before)
+        if isinstance(launched, Exception):
+            self._fail(plan, launched)
+        elif launched is not None and self._ahead:
+            self._under_way = launched
+        elif launched is not None:
+            self._take_in(launched)
+        return launched is not None or before is not None
+
+    def _launch(self, plan: Plan) -> UnderWay | Exception:
+        return _guarded(
+            lambda: UnderWay(plan, self._runner.launch(plan.step), launched=self._clock())
+        )
+
+    def _take_in(self, under_way: UnderWay) -> None:
+        plan, result = under_way.plan, _guarded(under_way.result)
+        if isinstance(result, Exception):
+            self._fail(plan, result)
             return
-        self._count_pass(plan, started)
-        pairs = list(zip(plan.planned, result.drawn, strict=True))
-        prompt = sum(self._absorb(item, drawn) for item, drawn in pairs)
-        generated = sum(drawn.token is not None for _, drawn in pairs)
+        self._count_pass(under_way)
+        prompt = generated = 0
+        for item, drawn in zip(plan.planned, result.drawn, strict=True):
+            if item.sequence.phase is Phase.FINISHED:  # before this pass was over
+                item.sequence.request.spent -= item.chunk.draw is not None
+                continue
+            prompt += self._absorb(item, drawn)
+            generated += drawn.token is not None
         self._metrics.tokens(prompt=prompt, generated=generated)
 
-    def _fail(self, plan: Plan, error: str) -> None:
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        log.error("a pass of %d sequences failed", len(plan.planned), exc_info=error)
+        self._metrics.failed_step()
         for item in plan.planned:
             item.sequence.request.spent -= item.chunk.draw is not None
-            self.book.finish(item.sequence, Finish.ERROR, error)
+            if item.sequence.phase is not Phase.FINISHED:
+                text = f"the forward pass failed ({type(error).__name__})"
+                self.book.finish(item.sequence, Finish.ERROR, text)
 
     def _absorb(self, item: Planned, drawn: Drawn) -> int:
         """Take in what one chunk brought. Returns how many prompt tokens are newly computed."""
@@ -301,7 +347,7 @@ class Core(Generic[P]):
         if drawn.failed:
             self.book.finish(sequence, Finish.ERROR, drawn.failed)
             return 0
-        fresh = sequence.advance(item.stop, drawn)
+        fresh = sequence.advance(item.stop, item.life, drawn)
         if fresh and sequence.prompt_computed == len(request.submit.tokens):
             self.book.note(request)
         if item.chunk.draw is not None and drawn.token is not None:
@@ -322,10 +368,13 @@ class Core(Generic[P]):
         else:
             self.book.output(request, output)
 
-    def _count_pass(self, plan: Plan, started: float) -> None:
+    def _count_pass(self, under_way: UnderWay) -> None:
+        plan, started = under_way.plan, under_way.launched
         rows = {item.chunk.adapter for item in plan.planned}
         base = NO_ADAPTER in rows
-        seconds = self._clock() - started
+        now = self._clock()
+        seconds = now - max(started, self._taken_in)  # it began when the one before it ended
+        self._taken_in = now
         self._metrics.step(seconds, len(rows) - base, base, len(plan.planned))
         for item in plan.planned:
             request = item.sequence.request
@@ -371,6 +420,16 @@ class Core(Generic[P]):
     def _say(self, connection: int | None, message: ToGateway) -> None:
         if not self.outbox.put(Said(connection, message), timeout_s=STALL_S):
             raise WireStalled(f"the wire's thread took nothing for {STALL_S} s")
+
+
+def _guarded(work: Callable[[], T]) -> T | Exception:
+    """The loop's guard: what a pass raises ends the requests in it, and nothing else."""
+    try:
+        return work()
+    except DeviceLost:
+        raise
+    except Exception as error:
+        return error
 
 
 def derive_seed(seed: int, index: int) -> int:

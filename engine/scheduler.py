@@ -31,6 +31,7 @@ _order = attrgetter("order")
 class Planned:
     sequence: Sequence
     stop: int  # the position the chunk ends before
+    life: int  # of the sequence when this was planned
     chunk: Chunk
 
 
@@ -100,7 +101,9 @@ class Scheduler(Generic[P]):
         for sequence in list(self._running):
             if sequence.phase is not Phase.RUNNING or sequence.in_prompt:
                 continue  # it has yielded a moment ago, or goes on in a chunk
-            if not sequence.request.dry and self._grow(sequence):
+            if sequence.exhausted or sequence.request.dry:
+                continue
+            if self._grow(sequence):
                 self._include(plan, sequence, 1)
         return len(plan.planned)
 
@@ -125,7 +128,7 @@ class Scheduler(Generic[P]):
 
     def _try(self, plan: Plan, sequence: Sequence) -> _Admission:
         digest = sequence.request.digest
-        if sequence.request.dry:
+        if sequence.request.dry or sequence.drawing:
             return _Admission.SKIPPED
         if digest and not self._residency.seek(digest):
             if sequence.phase is Phase.WAITING:
@@ -213,5 +216,6 @@ class Scheduler(Generic[P]):
             draw=sequence.draw() if draws else None,
             prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
         )
-        plan.planned.append(Planned(sequence, stop, chunk))
+        plan.planned.append(Planned(sequence, stop, sequence.life, chunk))
+        sequence.plan(stop, draws=draws)
         return stop - start

@@ -1,7 +1,8 @@
 """One choice of one request inside the engine, and what the choices of a request share.
 
-A sequence *knows* its prompt and the tokens drawn so far, and has *computed* KV for the first
-of them. Preemption forgets what is computed, never what is known, so tokens do not change.
+A sequence *knows* its prompt and the tokens drawn so far, the one being drawn by a pass under way
+included, and has *computed* KV for the first of them, or has it computed by that pass. Preemption
+forgets what is computed, never what is known, so tokens do not change.
 Belongs to the engine loop's thread.
 """
 
@@ -11,7 +12,7 @@ from enum import StrEnum
 
 from engine.pages import Kind, Owner
 from engine.protocol import Finish, Output, Submit, TokenLogprobs, Usage
-from engine.step import NO_ADAPTER, Draw, Drawn
+from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn
 
 
 class Phase(StrEnum):
@@ -111,7 +112,9 @@ class Sequence:
     seed: int
     phase: Phase = Phase.WAITING
     output: list[int] = field(default_factory=list)
-    computed: int = 0  # known tokens whose KV is in pages
+    drawing: int = 0  # tokens being drawn by passes launched and not taken in
+    computed: int = 0  # known tokens whose KV is in pages once the pass under way ends
+    life: int = 0  # how often it was preempted: what a pass of an earlier life gathered is void
     pages: list[int] = field(default_factory=list)
     row: int = NO_ADAPTER  # of the adapter table, while running
     prompt_computed: int = 0  # the most prompt tokens ever computed
@@ -133,7 +136,12 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        return len(self.request.submit.tokens) + len(self.output)
+        return len(self.request.submit.tokens) + len(self.output) + self.drawing
+
+    @property
+    def exhausted(self) -> bool:
+        """Its last token is drawn, or being drawn."""
+        return len(self.output) + self.drawing >= self.request.limit
 
     @property
     def in_prompt(self) -> bool:
@@ -153,26 +161,35 @@ class Sequence:
         prompt, split = self.request.submit.tokens, len(self.request.submit.tokens)
         if stop <= split:
             return prompt[start:stop]
-        return prompt[start:split] + self.output[max(0, start - split) : stop - split]
+        drawn = self.output[max(0, start - split) : stop - split]
+        if stop - split > len(self.output):
+            drawn.append(DRAWN)
+        return prompt[start:split] + drawn
 
     def draw(self) -> Draw:
         """What to sample once every known token is computed."""
         submit = self.request.submit
-        early = len(self.output) < submit.sampling.min_tokens
+        position = len(self.output) + self.drawing
+        early = position < submit.sampling.min_tokens
         return Draw(
             sampling=submit.sampling,
             seed=self.seed,
-            position=len(self.output),
+            position=position,
             prompt=submit.tokens,
             output=self.output,
             barred=tuple(sorted(self.request.stops)) if early else (),
             logprobs=submit.logprobs,
         )
 
-    def advance(self, stop: int, drawn: Drawn) -> int:
-        """Positions before ``stop`` are computed. Returns how many prompt tokens are newly so."""
+    def plan(self, stop: int, *, draws: bool) -> None:
+        """The pass to be launched computes positions before ``stop``."""
         self.computed = stop
-        if self.prompt_logprobs is not None:
+        self.drawing += draws
+
+    def advance(self, stop: int, life: int, drawn: Drawn) -> int:
+        """Positions before ``stop`` are computed. Returns how many prompt tokens are newly so."""
+        self.drawing -= drawn.token is not None
+        if self.prompt_logprobs is not None and life == self.life:
             self.prompt_logprobs += drawn.prompt_logprobs
         reached = min(stop, len(self.request.submit.tokens))
         fresh = max(0, reached - self.prompt_computed)
@@ -190,15 +207,17 @@ class Sequence:
     def forget(self) -> None:
         """Give up what is computed: its pages are gone."""
         self.computed = 0
+        if not self.drawing:
+            self.life += 1
         self.pages = []
         self.row = NO_ADAPTER
-        if self.prompt_logprobs and not self.output:
+        if self.prompt_logprobs and self.wants_prompt_logprobs:
             self.prompt_logprobs = []  # gathered again from the start
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Some of the prompt's log-probabilities are yet to be gathered."""
-        return self.prompt_logprobs is not None and not self.output
+        return self.prompt_logprobs is not None and not self.output and not self.drawing
 
     def say(
         self,

@@ -11,6 +11,7 @@ from typing import Protocol
 from engine.protocol import Sampling, TokenLogprobs
 
 NO_ADAPTER = -1
+DRAWN = -1  # in a chunk: the token its sequence draws in the pass launched before, not yet read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +20,9 @@ class Draw:
 
     sampling: Sampling
     seed: int  # always set: the engine fills in one when the request gave none
-    position: int  # tokens generated so far in this sequence; (seed, position) fix the draw
-    prompt: Sequence[int]  # known tokens for penalties; views, never copied
-    output: Sequence[int]
+    position: int  # tokens generated before this one; (seed, position) fix the draw
+    prompt: Sequence[int]  # known tokens for penalties; views, never copied, read at launch
+    output: Sequence[int]  # lacks the last token when that is still being drawn
     barred: tuple[int, ...] = ()  # tokens that must not be drawn (min_tokens)
     logprobs: int | None = None  # how many alternatives to report; None: nothing
 
@@ -31,7 +32,7 @@ class Chunk:
     """One sequence's share of a forward pass: consecutive tokens to compute."""
 
     sequence: int  # unique within a boot
-    tokens: Sequence[int]
+    tokens: Sequence[int]  # the last may be DRAWN
     start: int  # position of tokens[0]: the tokens already computed
     pages: Sequence[int]  # page ids holding positions 0 .. start + len(tokens) - 1, in order
     adapter: int = NO_ADAPTER  # row of the adapter table
@@ -70,6 +71,11 @@ class Pending(Protocol):
 
 
 class Runner(Protocol):
-    """Computes plans in the order they are launched. Belongs to the engine loop's thread."""
+    """Computes plans in the order they are launched. Belongs to the engine loop's thread.
+
+    A plan may be launched before the one before it was waited for; its DRAWN tokens are that
+    one's. Whatever is done to pages and adapters after a launch takes effect after that pass, so
+    a page or a row of the adapter table can be given away while a pass that uses it is under way.
+    """
 
     def launch(self, plan: StepPlan) -> Pending: ...

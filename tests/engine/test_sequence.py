@@ -4,7 +4,7 @@ import pytest
 
 from engine.protocol import Finish, Sampling, Submit, TokenLogprobs
 from engine.sequence import Phase, Request, Sequence
-from engine.step import Drawn
+from engine.step import DRAWN, Drawn
 
 
 def request(limit: int = 5, **more: object) -> Request:
@@ -50,22 +50,39 @@ def test_the_limit_ends_it_with_the_last_token() -> None:
 def test_preemption_forgets_what_is_computed_and_keeps_what_is_known() -> None:
     choice = sequence()
     choice.pages = [0, 1]
-    choice.advance(3, Drawn(4))
+    choice.plan(3, draws=True)
+    assert choice.known == 4
+    choice.advance(3, 0, Drawn(4))
     choice.accept(4)
     choice.forget()
     assert (choice.computed, choice.pages, choice.known, choice.output) == (0, [], 4, [4])
-    assert choice.advance(4, Drawn(5)) == 0  # the prompt is not counted again
+    choice.plan(4, draws=True)
+    assert choice.advance(4, choice.life, Drawn(5)) == 0  # the prompt is not counted again
 
 
 def test_prompt_logprobs_begun_before_preemption_are_gathered_anew() -> None:
     choice = sequence(request(prompt_logprobs=0))
-    choice.advance(2, Drawn(prompt_logprobs=[TokenLogprobs(-1)]))
+    choice.advance(2, 0, Drawn(prompt_logprobs=[TokenLogprobs(-1)]))
     choice.forget()
-    choice.advance(3, Drawn(4, prompt_logprobs=[TokenLogprobs(-1), TokenLogprobs(-2)]))
+    choice.advance(2, 0, Drawn(prompt_logprobs=[TokenLogprobs(-1)]))  # was under way
+    choice.plan(3, draws=True)
+    choice.advance(3, 1, Drawn(4, prompt_logprobs=[TokenLogprobs(-1), TokenLogprobs(-2)]))
     choice.accept(4)
     said = choice.say([4])
     assert said.prompt_logprobs == [TokenLogprobs(-1), TokenLogprobs(-2)]
     assert choice.say([5]).prompt_logprobs is None
+
+
+def test_a_token_being_drawn_is_known_by_place_and_survives_preemption() -> None:
+    choice = sequence(request(limit=2))
+    choice.plan(3, draws=True)
+    assert (choice.tokens(2, 4), choice.draw().position, choice.exhausted) == ([3, DRAWN], 1, False)
+    choice.forget()
+    choice.advance(3, 0, Drawn(4))
+    assert choice.accept(4) is None
+    assert (choice.tokens(2, 4), choice.known, choice.computed) == ([3, 4], 4, 0)
+    choice.plan(4, draws=True)
+    assert choice.exhausted
 
 
 def test_stop_tokens_are_barred_only_before_min_tokens() -> None:

@@ -39,12 +39,15 @@ class Traces(RuleBasedStateMachine):
         tokens=st.integers(6, 20),
         delay=st.integers(0, 3),
         waiting=st.sampled_from([2, 50]),
+        ahead=st.booleans(),
     )
-    def start(self, pages: int, seqs: int, tokens: int, delay: int, waiting: int) -> None:
+    def start(
+        self, pages: int, seqs: int, tokens: int, delay: int, waiting: int, ahead: bool
+    ) -> None:
         self.engine = Harness(
             config(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_waiting=waiting,
                    max_adapter_loads=2, grant_timeout_s=5.0, grant_ahead=2, grant_step=3),
-            build(num_pages=pages, page_tokens=4, max_model_len=40),
+            build(num_pages=pages, page_tokens=4, max_model_len=40, ahead=ahead),
         )  # fmt: skip
         self.engine.parts.host.delay = delay
         self.engine.parts.runner.poisoned = {POISON}
@@ -110,6 +113,10 @@ class Traces(RuleBasedStateMachine):
         self.engine.step(times)
 
     @invariant()
+    def nobody_sees_foreign_memory(self) -> None:
+        assert not self.engine.parts.runner.corrupted
+
+    @invariant()
     def no_budget_is_passed(self) -> None:
         settings = self.engine.config
         for plan in self.engine.parts.runner.plans:
@@ -128,6 +135,7 @@ class Traces(RuleBasedStateMachine):
             if not self.engine.core.book:
                 break
         assert not self.engine.core.book, "somebody starved"
+        self.nobody_sees_foreign_memory()
         assert self.engine.core.pool.holdings(Kind.KV) == 0
         for key, opened in self.opened.items():
             self.check(key, opened)

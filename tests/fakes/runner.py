@@ -4,18 +4,21 @@ Pages are cells that really hold what was written to them. A draw reads its whol
 through the page ids it was given, checks that every cell is what this sequence wrote there and
 that its adapter's pages still hold the adapter, and hashes what it read into the next token. So
 the tokens are a pure function of the sequence alone (``alone``), or the pass raises Corrupted.
+
+A *delayed* runner is a device's queue: a pass is computed, and a token still being drawn becomes
+known, when the pass is waited for, when a later one is, or when an adapter's memory is touched.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from adapters.errors import AdapterInvalid, AdapterMissing
 from engine.built import Built
 from engine.errors import AdapterUnusable
 from engine.protocol import BaseInfo, TokenLogprobs
-from engine.step import NO_ADAPTER, Chunk, Drawn, StepPlan, StepResult
+from engine.step import DRAWN, NO_ADAPTER, Chunk, Drawn, StepPlan, StepResult
 
 VOCAB = 97
 EOS = 2
@@ -75,6 +78,7 @@ class FakeMemory:
     cells: dict[int, dict[int, Cell] | str] = field(default_factory=dict)  # by page
     rows: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
     unusable: set[str] = field(default_factory=set)
+    settle: Callable[[], None] = lambda: None  # computes what was launched so far
 
     def pages_for(self, packed: Packed) -> int:
         return packed.pages
@@ -82,6 +86,7 @@ class FakeMemory:
     def place(self, row: int, packed: Packed, pages: Sequence[int]) -> None:
         if packed.digest in self.unusable:
             raise AdapterUnusable(f"{packed.digest} cannot be laid out")
+        self.settle()
         if row in self.rows:
             raise Corrupted(f"row {row} is in use")
         self.rows[row] = (packed.digest, list(pages))
@@ -89,6 +94,7 @@ class FakeMemory:
             self.cells[page] = packed.digest
 
     def clear(self, row: int) -> None:
+        self.settle()
         del self.rows[row]
 
     def read(self, row: int) -> str:
@@ -125,15 +131,20 @@ class FakeHost:
         return Packed(digest, int(digest[-1]))
 
 
-@dataclass
-class Ready:
-    """Pending: the result is there, or the pass raises when it is waited for."""
+@dataclass(eq=False)
+class Launched:
+    """Pending: one pass in the queue, and what it brought once it is computed."""
 
-    result: StepResult | Exception
+    runner: "FakeRunner"
+    plan: StepPlan
+    error: Exception | None
+    result: StepResult | Exception | None = None
 
     def wait(self) -> StepResult:
-        if isinstance(self.result, Exception):
-            raise self.result
+        self.runner.settle(self)
+        if self.error or isinstance(self.result, Exception):
+            raise self.error or self.result  # type: ignore[misc]
+        assert isinstance(self.result, StepResult)
         return self.result
 
 
@@ -141,22 +152,55 @@ class Ready:
 class FakeRunner:
     page_tokens: int
     memory: FakeMemory
+    delayed: bool = False
     pass_seconds: float = 0.0
     broken: Callable[[StepPlan], Exception | None] = lambda plan: None
     poisoned: set[int] = field(default_factory=set)  # a history with this token fails its row
     plans: list[StepPlan] = field(default_factory=list)
     keep_plans: bool = True
+    queue: list[Launched] = field(default_factory=list)
+    drawn: dict[int, int] = field(default_factory=dict)  # by the pass computed last
+    corrupted: list[Corrupted] = field(default_factory=list)  # passes that saw foreign memory
 
-    def launch(self, plan: StepPlan) -> Ready:
+    def launch(self, plan: StepPlan) -> Launched:
         if self.keep_plans:
             self.plans.append(plan)
         if self.pass_seconds:
             time.sleep(self.pass_seconds)
-        for chunk in plan.chunks:
+        launched = Launched(self, StepPlan([_as_of_now(c) for c in plan.chunks]), self.broken(plan))
+        self.queue.append(launched)
+        if not self.delayed:
+            self.settle()
+        return launched
+
+    def settle(self, last: Launched | None = None) -> None:
+        """Compute what was launched, up to a pass."""
+        while self.queue and (last is None or last in self.queue):
+            launched = self.queue.pop(0)
+            try:
+                launched.result = self._run(launched.plan)
+            except Corrupted as corrupted:
+                launched.result = corrupted
+                self.corrupted.append(corrupted)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        chunks = [self._resolved(chunk) for chunk in plan.chunks]
+        for chunk in chunks:
             self._write(chunk)
-        if error := self.broken(plan):
-            return Ready(error)
-        return Ready(StepResult([self._compute(chunk) for chunk in plan.chunks]))
+        drawn = [self._compute(chunk) for chunk in chunks]
+        self.drawn = {
+            c.sequence: d.token or 0 for c, d in zip(chunks, drawn, strict=True) if c.draw
+        }
+        return StepResult(drawn)
+
+    def _resolved(self, chunk: Chunk) -> Chunk:
+        """With the token that the pass before drew."""
+        if chunk.tokens[-1] != DRAWN:
+            return chunk
+        token, draw = self.drawn[chunk.sequence], chunk.draw
+        if draw is not None:
+            draw = replace(draw, output=[*draw.output, token])
+        return replace(chunk, tokens=[*chunk.tokens[:-1], token], draw=draw)
 
     def _write(self, chunk: Chunk) -> None:
         adapter = self.memory.read(chunk.adapter)
@@ -193,6 +237,11 @@ class FakeRunner:
         return cell.token
 
 
+def _as_of_now(chunk: Chunk) -> Chunk:
+    draw = chunk.draw and replace(chunk.draw, output=list(chunk.draw.output))
+    return replace(chunk, draw=draw)
+
+
 def logprob(token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(token))
 
@@ -214,9 +263,11 @@ def build(
     max_model_len: int = 64,
     eos: frozenset[int] = frozenset({EOS}),
     store: bool = True,
+    ahead: bool = False,
 ) -> Parts:
     memory, host = FakeMemory(), FakeHost()
-    runner = FakeRunner(page_tokens, memory)
+    runner = FakeRunner(page_tokens, memory, delayed=ahead)
+    memory.settle = runner.settle
     built = Built(
         runner=runner,
         memory=memory,
@@ -225,5 +276,6 @@ def build(
         max_model_len=max_model_len,
         eos=eos,
         adapters=host if store else None,
+        ahead=ahead,
     )
     return Parts(runner, memory, host, built)
