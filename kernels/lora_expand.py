@@ -4,9 +4,10 @@
     pool  [elements]         the flat page pool; holds every B, scale included (see lora_table)
     y     [T, N]             updated in place, N = columns of all slices; columns contiguous
 
-A site may carry two more vectors per adapter, each in blocks like B: bias and scale, applied as
-y = (y + B h + bias) * scale. Rows without an adapter, and slices an adapter leaves alone, keep
-their bits.
+A site may carry two more vectors per adapter, each in blocks like B: gain and bias, applied as
+y = (y + B h) * (1 + gain) + bias. The gain is DoRA's factor less one: a small number, which a
+16-bit type holds finely where it would round the factor itself. Rows without an adapter, and slices
+an adapter leaves alone, keep their bits.
 """
 
 import torch
@@ -95,12 +96,12 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
             at_y = y_ptr + row[:, None] * stride_y + column[None, :]
             both = live[:, None] & inside[None, :]
             y = tl.load(at_y, mask=both, other=0.0).to(tl.float32) + acc
+            if scale >= 0:
+                at = pool_ptr + tl.cast(scale, tl.int64) * UNIT + n
+                y *= 1.0 + tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
             if bias >= 0:
                 at = pool_ptr + tl.cast(bias, tl.int64) * UNIT + n
                 y += tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
-            if scale >= 0:
-                at = pool_ptr + tl.cast(scale, tl.int64) * UNIT + n
-                y *= tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
             tl.store(at_y, y.to(y_ptr.dtype.element_ty), mask=both)
 
 
@@ -187,27 +188,32 @@ def _expand_rows(
     first, blocks = 0, 0
     for index, (rank, columns) in enumerate(zip(ranks, site.slices, strict=True)):
         block = slice(blocks, blocks + cdiv(columns, B_ROWS))
-        addends = []
+        addend = gain = bias = None
         if rank:
             b = _matrix(pool, units[block], columns, rank)
-            addends.append(project(h[:, index, :rank], b, deterministic))
-        if biases and biases[block.start] != ABSENT:
-            addends.append(_vector(pool, biases[block], columns))
-        factor = None
+            addend = project(h[:, index, :rank], b, deterministic)
         if scales and scales[block.start] != ABSENT:
-            factor = _vector(pool, scales[block], columns)
-        _apply(y[:, first : first + columns], addends, factor)
+            gain = _vector(pool, scales[block], columns)
+        if biases and biases[block.start] != ABSENT:
+            bias = _vector(pool, biases[block], columns)
+        _apply(y[:, first : first + columns], addend, gain, bias)
         first, blocks = first + columns, block.stop
 
 
-def _apply(y: torch.Tensor, addends: list[torch.Tensor], factor: torch.Tensor | None) -> None:
-    if addends and factor is None and len(addends) == 1:
-        y.add_(addends[0])
-    elif addends or factor is not None:
-        wide = y.float()
-        for addend in addends:
-            wide = wide + addend
-        y.copy_(wide if factor is None else wide * factor)
+def _apply(
+    y: torch.Tensor,
+    addend: torch.Tensor | None,
+    gain: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> None:
+    if gain is None and bias is None:
+        if addend is not None:
+            y.add_(addend)
+        return
+    wide = y.float()
+    wide = wide if addend is None else wide + addend
+    wide = wide if gain is None else wide * (1 + gain)
+    y.copy_(wide if bias is None else wide + bias)
 
 
 def _row(table: torch.Tensor | None, adapter: int) -> list[int]:
@@ -247,8 +253,8 @@ def lora_expand_reference(
                 offset = int(site.b_units[adapter, block]) * UNIT + n * b_stride(rank)
                 b = pool[offset : offset + rank].double() if rank else pool[:0].double()
                 z = y[rows, first + n].double() + hidden[rows, index, :rank] @ b
-                z = z + _element(pool, site.bias_units, adapter, block, n, 0.0)
-                z = z * _element(pool, site.scale_units, adapter, block, n, 1.0)
+                z = z * (1 + _element(pool, site.scale_units, adapter, block, n))
+                z = z + _element(pool, site.bias_units, adapter, block, n)
                 result[rows, first + n] = z.to(y.dtype)
     return result
 
@@ -259,7 +265,6 @@ def _element(
     adapter: int,
     block: int,
     n: int,
-    absent: float,
 ) -> float:
     unit = ABSENT if units is None else int(units[adapter, block])
-    return absent if unit == ABSENT else float(pool[unit * UNIT + n])
+    return 0.0 if unit == ABSENT else float(pool[unit * UNIT + n])

@@ -47,7 +47,9 @@ class LoraSite:
     block_row: torch.Tensor  # [NB] int32, its first column in y
     block_rows: torch.Tensor  # [NB] int32, its columns, at most 128
     bias_units: torch.Tensor | None = None  # [adapters, NB] int32, block_rows elements; -1 none
-    scale_units: torch.Tensor | None = None  # the same, factors of the output (DoRA)
+    scale_units: torch.Tensor | None = (
+        None  # the same, gains: factors of the output less one (DoRA)
+    )
 
     @property
     def rank_capacity(self) -> int:
