@@ -33,6 +33,7 @@ from gateway.snapshot import LiveSnapshot
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.recorder import Recorder
+from gateway.usage.rollups import Rollups
 
 TOKENISING_THREADS = 2
 
@@ -121,16 +122,17 @@ class Application:
                     self._health, base_model=settings.served_model_name, is_open=settings.open
                 ),
             )
-            await stack.enter_async_context(Background(self._tasks(snapshot, ledger)))
+            await stack.enter_async_context(Background(self._tasks(database, snapshot, ledger)))
             yield
 
     def _tasks(
-        self, snapshot: LiveSnapshot, ledger: Ledger
+        self, database: Database, snapshot: LiveSnapshot, ledger: Ledger
     ) -> dict[str, Coroutine[Any, Any, None]]:
         tasks = {
             "fleet": self._fleet.run(),
             "snapshot": snapshot.follow(),
             "ledger": ledger.run(self._settings.settle_interval_s),
+            "rollups": Rollups(database).run(self._settings.rollup_interval_s),
         }
         if self._settings.redis_url is not None:
             client = redis.connect(self._settings.redis_url, timeout_s=redis.SILENCE_S * 2)

@@ -37,7 +37,18 @@ from gateway.errors import Conflict
 
 BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
 CONNECT_TIMEOUT_S = 10.0
+COMMAND_TIMEOUT_S = 20.0  # the longest wait for one answer of Postgres
 EPOCH_ROW = 1
+# On the server, should we be stopped in the middle: our locks must not outlive these.
+POSTGRES_SETTINGS = {
+    "application_name": "loratorio",
+    "idle_in_transaction_session_timeout": "30s",
+    "lock_timeout": "10s",
+    "statement_timeout": "20s",
+    "timezone": "UTC",
+}
+# Classes of SQLSTATE, or whole ones, that say nothing about what we asked: it may be asked again.
+PASSING = ("08", "40", "53", "57", "58", "25006", "25P03", "55P03")
 
 
 class DatabaseUnavailable(Exception):
@@ -158,6 +169,10 @@ class Tenanted(Base):
     project_id: Mapped[str]
 
 
+def is_postgres(session: AsyncSession) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
 Row = TypeVar("Row", bound=Tenanted)
 
 
@@ -189,7 +204,11 @@ def _create_engine(url: str) -> AsyncEngine:
         url,
         pool_pre_ping=True,
         pool_timeout=CONNECT_TIMEOUT_S,
-        connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": 60},
+        connect_args={
+            "timeout": CONNECT_TIMEOUT_S,
+            "command_timeout": COMMAND_TIMEOUT_S,
+            "server_settings": POSTGRES_SETTINGS,
+        },
     )
 
 
@@ -231,6 +250,16 @@ async def _connecting() -> AsyncIterator[None]:
         raise DatabaseUnavailable(f"database: {error}") from error
 
 
+def _passing(error: DBAPIError) -> bool:
+    """The database was away, full, stopping, or made two of us take turns: not a fault of ours."""
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return (
+        error.connection_invalidated
+        or isinstance(error, OperationalError | InterfaceError)
+        or state.startswith(PASSING)
+    )
+
+
 @asynccontextmanager
 async def _named_failures() -> AsyncIterator[None]:
     """Turns what the drivers raise into DatabaseUnavailable, or Conflict for a lost race."""
@@ -239,8 +268,7 @@ async def _named_failures() -> AsyncIterator[None]:
     except IntegrityError as error:
         raise Conflict("another change came first; look again, then repeat") from error
     except DBAPIError as error:
-        lost = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-        if not lost:  # a fault of ours
+        if not _passing(error):  # a fault of ours
             raise
         raise DatabaseUnavailable(f"database: {error.orig}") from error
     except (ConnectionError, TimeoutError) as error:

@@ -1,5 +1,6 @@
 """Brings a database to a revision, in one transaction; several starting at once take turns."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gateway.usage import models as usage
 
 TABLES = (catalog.Adapter, identity.ApiKey, usage.UsageEvent)  # imported, so they are in METADATA
 METADATA = Base.metadata
+PARTITION = re.compile(r"usage_event_\d{8}")
 LOCK = 0x10_7A  # Postgres advisory lock: one migration at a time
 
 
@@ -33,11 +35,17 @@ async def differences(database: Database) -> list[object]:
     """What the models have and the database has not, or otherwise; empty at head."""
 
     def compare(connection: Connection) -> list[object]:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        options = {"compare_type": True, "include_name": _is_ours}
+        context = MigrationContext.configure(connection, opts=options)
         return list(compare_metadata(context, METADATA))
 
     async with database.transaction() as connection:
         return await connection.run_sync(compare)
+
+
+def _is_ours(name: str | None, kind: str, _parents: object) -> bool:
+    """Partitions are made as days come; the models know their parent."""
+    return kind != "table" or not PARTITION.fullmatch(name or "")
 
 
 def revisions() -> list[str]:
@@ -49,6 +57,8 @@ def revisions() -> list[str]:
 async def _run(database: Database, act: Callable[[Config], None]) -> None:
     def locked(connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
+            connection.execute(text("SET LOCAL lock_timeout = 0"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         act(_config(connection))
 

@@ -11,7 +11,8 @@ from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.models import Price
 from gateway.usage.pricing import PICO_PER_DOLLAR_PER_MILLION, dollars
-from gateway.usage.repository import LedgerRepository, UsageRepository
+from gateway.usage.report import EVER, UsageReport
+from gateway.usage.repository import LedgerRepository
 from gateway.usage.service import PriceList
 
 
@@ -34,18 +35,19 @@ def add_prices(group: Commands) -> None:
 async def usage(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     async with desk.database.reading() as session:
         project = await IdentityService(session, desk.now).project(arguments.tenant)
-        totals = await UsageRepository(session, project.id).totals()
+        report = UsageReport(session, project.organisation_id, project.id)
+        lines = await report.lines(EVER, ("model",))
     return [
         {
-            "model": total.model,
-            "requests": total.requests,
-            "prompt_tokens": total.prompt_tokens,
-            "cached_tokens": total.cached_tokens,
-            "completion_tokens": total.completion_tokens,
-            "cost_usd": dollars(total.cost_nano),
-            "unpriced": total.unpriced,
+            "model": line.group[0],
+            "requests": line.usage.requests,
+            "prompt_tokens": line.usage.prompt_tokens,
+            "cached_tokens": line.usage.cached_tokens,
+            "completion_tokens": line.usage.completion_tokens,
+            "cost_usd": dollars(line.usage.cost.total),
+            "unpriced": line.usage.unpriced,
         }
-        for total in totals
+        for line in lines
     ]
 
 

@@ -2,7 +2,8 @@
 
 Events and the position in the log are written in one transaction, and an event that is there
 already stays as it is, so a crash anywhere only means reading a little again. The stored
-position is the Started of the oldest request still open: what lies behind it is settled.
+position is the Started of the oldest request still open: what lies behind it is settled. Each
+transaction has a number within its log, which its events carry: see ``rollups.py``.
 
 A Started of an earlier run without a Finished is an orphan: its gateway died. It is closed with
 what the engine's own record says, or, where no engine knows it, as failed and free. Engines may
@@ -13,23 +14,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import date
 
 from engine.protocol import Counts
 from gateway.db import Database, DatabaseUnavailable
+from gateway.usage.event import Event, event_of, time_of
 from gateway.usage.log import Entry, Position, UsageLog
-from gateway.usage.models import UsageEvent
-from gateway.usage.pricing import PriceBook, billable, cost_nano
+from gateway.usage.pricing import PriceBook
 from gateway.usage.record import Finished, Outcome, Started
 from gateway.usage.repository import LedgerRepository
 
 log = logging.getLogger(__name__)
 
-BATCH = 500  # records read at a time
+BATCH = 2000  # records read at a time
 LOOKUP_TIMEOUT_S = 10.0  # for one orphan
 ASK_AGAIN_S = 2.0
 PATIENCE_S = 60.0  # after the start; then what nobody knows is closed
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Lookup = Callable[[str], Awaitable[Counts | None]]  # request -> what an engine says it did
 
@@ -67,6 +67,8 @@ class Ledger:
         self._ask_at = 0.0  # not before then
         self._open: dict[str, Entry] = {}  # Started without Finished, in the order of the log
         self._cursor: Position | None = None  # read up to here
+        self._prices: tuple[int, PriceBook] = (-1, PriceBook(()))  # how many they are made of
+        self._partitions: set[date] = set()  # known to be there
         self.unpriced = 0  # events without a price, since the start; for the metrics
 
     async def settle(self) -> int:
@@ -158,18 +160,41 @@ class Ledger:
         """One transaction; this object changes only after it."""
         oldest = next(iter(still_open.values()), None)
         settled = oldest.start if oldest else cursor
+        await self._make_partitions(ended)
         async with self._database.unit_of_work() as session:
             rows = LedgerRepository(session)
-            book = await rows.price_book()
-            events = [event_of(s, f, book, recovered=recovered) for s, f in ended]
-            await rows.add_events(events)
-            await rows.move(self._log.id, settled)
-            lost = set(unmatched or ()) - await rows.known(unmatched or ())
+            batch = await rows.move(self._log.id, settled)
+            events = await self._priced(rows, ended, recovered=recovered) if ended else []
+            await rows.add_events(events, self._log.id, batch)
+            lost = set(unmatched) - await rows.known(unmatched) if unmatched else set()
         self._open, self._cursor = still_open, cursor
         self._notice(events, lost)
         await asyncio.to_thread(self._log.drop_before, settled.segment)
 
-    def _notice(self, events: list[UsageEvent], lost: set[str]) -> None:
+    async def _priced(
+        self,
+        rows: LedgerRepository,
+        ended: list[tuple[Started, Finished]],
+        *,
+        recovered: bool,
+    ) -> list[Event]:
+        count = await rows.price_count()
+        if count != self._prices[0]:
+            self._prices = count, await rows.price_book()
+        book, closed = self._prices[1], await rows.hold_periods()
+        events = [event_of(s, f, book, closed=closed, recovered=recovered) for s, f in ended]
+        return events
+
+    async def _make_partitions(self, ended: list[tuple[Started, Finished]]) -> None:
+        """In a transaction of its own: it waits for those who read the ledger."""
+        missing = {time_of(started.at_ns).date() for started, _ in ended} - self._partitions
+        if missing:
+            async with self._database.unit_of_work() as session:
+                for day in sorted(missing):
+                    await LedgerRepository(session).ensure_partition(day)
+            self._partitions |= missing
+
+    def _notice(self, events: list[Event], lost: set[str]) -> None:
         unpriced = [event for event in events if event.price_id is None]
         if unpriced and not self.unpriced:
             log.warning("no price for %s: usage is kept, unpriced", unpriced[0].base_model)
@@ -190,40 +215,4 @@ def _closing(started: Started, counts: Counts | None) -> Finished:
         engine="",
         boot=counts.boot if counts else "",
         at_ns=started.at_ns,
-    )
-
-
-def event_of(
-    started: Started, finished: Finished, book: PriceBook, *, recovered: bool = False
-) -> UsageEvent:
-    """Pure. The price is the one in force when the request started."""
-    begun = EPOCH + timedelta(microseconds=started.at_ns // 1000)
-    prompt = max(0, finished.prompt_tokens)
-    cached = min(max(0, finished.cached_tokens), prompt)
-    completion = max(0, finished.completion_tokens)
-    tariff = book.at(started.base_model, started.adapter_id, begun)
-    tokens = billable(finished.outcome, prompt=prompt, cached=cached, completion=completion)
-    return UsageEvent(
-        id=started.request,
-        day=begun.date(),
-        organisation_id=started.organisation,
-        project_id=started.project,
-        key_id=started.key,
-        model=started.model[:256],
-        base_model=started.base_model[:256],
-        adapter_id=started.adapter_id,
-        digest=started.digest,
-        endpoint=started.endpoint,
-        outcome=finished.outcome,
-        finish_reason=finished.finish_reason,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        price_id=tariff.id if tariff else None,
-        cost_nano=cost_nano(tariff, tokens) if tariff else None,
-        engine=finished.engine[:128],
-        boot=finished.boot[:64],
-        recovered=recovered,
-        started_at=begun,
-        finished_at=EPOCH + timedelta(microseconds=finished.at_ns // 1000),
     )

@@ -1,6 +1,7 @@
 """From tokens to money. Pure functions; integers from end to end, never floats.
 
 Prices are pico-dollars per token, costs nano-dollars: one rounding, of the whole event, half up.
+The meters' shares of it add up to it exactly.
 """
 
 from bisect import bisect_right
@@ -13,6 +14,8 @@ from gateway.errors import InvalidRequest
 from gateway.usage.record import Outcome
 
 PICO_PER_NANO = 1000
+BYTES_PER_GIB = 1 << 30
+DEFAULT_TIER = "default"
 PICO_PER_DOLLAR_PER_MILLION = 10**6  # a dollar per million tokens is a million pico a token
 MOST_PICO = 10**15  # a thousand dollars per token: a price above is a typing error
 
@@ -26,6 +29,8 @@ class Tariff:
     input: int
     cached_input: int
     output: int
+    storage: int = 0  # of an adapter, per GiB and hour
+    tier: str = DEFAULT_TIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,23 +42,65 @@ class Tokens:
     output: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Nano-dollars on each meter."""
+
+    input: int = 0
+    cached_input: int = 0
+    output: int = 0
+    storage: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.input + self.cached_input + self.output + self.storage
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            input=self.input + other.input,
+            cached_input=self.cached_input + other.cached_input,
+            output=self.output + other.output,
+            storage=self.storage + other.storage,
+        )
+
+    def __sub__(self, other: "Cost") -> "Cost":
+        return Cost(
+            input=self.input - other.input,
+            cached_input=self.cached_input - other.cached_input,
+            output=self.output - other.output,
+            storage=self.storage - other.storage,
+        )
+
+
+NO_COST = Cost()
+
+
 class PriceBook:
-    """Tariffs by what they are for: a base model's served name, or an adapter's id."""
+    """Tariffs by what they are for: a base model's served name, or an adapter's id; and by tier.
+
+    Of two that begin at the same time the later made one holds: so a wrong price is corrected.
+    """
 
     def __init__(self, tariffs: Iterable[tuple[str, Tariff]]) -> None:
-        self._tariffs: dict[str, list[Tariff]] = {}
+        self._tariffs: dict[tuple[str, str], list[Tariff]] = {}
         for subject, tariff in sorted(
             tariffs, key=lambda pair: (pair[1].effective_from, pair[1].id)
         ):
-            self._tariffs.setdefault(subject, []).append(tariff)
+            self._tariffs.setdefault((subject, tariff.tier), []).append(tariff)
 
-    def at(self, base_model: str, adapter_id: str | None, time: datetime) -> Tariff | None:
-        """The adapter's own tariff if it has one by then, else its base's. None: unpriced."""
+    def at(
+        self, base_model: str, adapter_id: str | None, time: datetime, tier: str = DEFAULT_TIER
+    ) -> Tariff | None:
+        """The adapter's own tariff if it has one by then, else its base's. None: unpriced.
+
+        A tier without a price of its own costs what the default tier does.
+        """
         for subject in (adapter_id, base_model):
-            known = self._tariffs.get(subject, []) if subject else []
-            index = bisect_right(known, time, key=lambda tariff: tariff.effective_from)
-            if index:
-                return known[index - 1]
+            for level in (tier, DEFAULT_TIER):
+                known = self._tariffs.get((subject or "", level), [])
+                index = bisect_right(known, time, key=lambda tariff: tariff.effective_from)
+                if index:
+                    return known[index - 1]
         return None
 
 
@@ -64,12 +111,22 @@ def billable(outcome: Outcome, *, prompt: int, cached: int, completion: int) -> 
     return Tokens(input=prompt - cached, cached_input=cached, output=completion)
 
 
-def cost_nano(tariff: Tariff, tokens: Tokens) -> int:
-    pico = (
-        tokens.input * tariff.input
-        + tokens.cached_input * tariff.cached_input
-        + tokens.output * tariff.output
+def cost(tariff: Tariff, tokens: Tokens) -> Cost:
+    """Each meter's share is what the rounded sum grows by when it is added."""
+    first = tokens.input * tariff.input
+    second = first + tokens.cached_input * tariff.cached_input
+    whole = _nano(second + tokens.output * tariff.output)
+    return Cost(
+        input=_nano(first), cached_input=_nano(second) - _nano(first), output=whole - _nano(second)
     )
+
+
+def storage_cost(tariff: Tariff, byte_hours: int) -> Cost:
+    unit = BYTES_PER_GIB * PICO_PER_NANO
+    return Cost(storage=(byte_hours * tariff.storage + unit // 2) // unit)
+
+
+def _nano(pico: int) -> int:
     return (pico + PICO_PER_NANO // 2) // PICO_PER_NANO
 
 

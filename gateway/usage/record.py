@@ -29,6 +29,8 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True):
     endpoint: str  # "chat.completions" or "completions"
     prompt_tokens: int
     at_ns: int  # unix nanoseconds
+    user: str = ""  # the tenant's own customer, where the request names one
+    tier: str = "default"  # of service
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):

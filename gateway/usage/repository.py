@@ -1,61 +1,31 @@
-"""Queries over usage events, prices and log positions."""
+"""The settler's queries: events in bulk, log positions, prices, closed periods."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
+import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.db import TenantRepository
+from gateway.db import is_postgres
+from gateway.usage.event import Event
 from gateway.usage.log import Position
-from gateway.usage.models import LogPosition, Price, UsageEvent
+from gateway.usage.models import ClosedPeriod, LogPosition, Price, UsageEvent
 from gateway.usage.pricing import PriceBook, Tariff
 
+COLUMNS = Event.__struct_fields__
+PERIODS = 0x10_7B  # Postgres advisory lock: shared to write events, exclusive to close a month
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageTotal:
-    """One model of one project."""
-
-    model: str
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    cost_nano: int
-    unpriced: int  # requests that have no price, and so no cost
-
-
-class UsageRepository(TenantRepository[UsageEvent]):
-    rows = UsageEvent
-
-    async def totals(self) -> list[UsageTotal]:
-        events = self.mine().subquery()
-        found = await self._session.execute(
-            select(
-                events.c.model,
-                func.count(),
-                func.sum(events.c.prompt_tokens),
-                func.sum(events.c.cached_tokens),
-                func.sum(events.c.completion_tokens),
-                func.coalesce(func.sum(events.c.cost_nano), 0),
-                func.count() - func.count(events.c.price_id),
-            )
-            .group_by(events.c.model)
-            .order_by(events.c.model)
-        )
-        return [
-            UsageTotal(
-                model=model,
-                requests=requests,
-                prompt_tokens=int(prompt),
-                cached_tokens=int(cached),
-                completion_tokens=int(completion),
-                cost_nano=int(cost),
-                unpriced=unpriced,
-            )
-            for model, requests, prompt, cached, completion, cost, unpriced in found
-        ]
+# Values as SQLite keeps them; the driver takes the others as they are.
+_AS_TEXT: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(
+        ("slot", "started_at", "finished_at"),
+        lambda time: time.replace(tzinfo=None).isoformat(" ", "microseconds"),
+    ),
+    **dict.fromkeys(("day", "period"), date.isoformat),
+}
 
 
 class LedgerRepository:
@@ -63,33 +33,110 @@ class LedgerRepository:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+        self._postgres = is_postgres(session)
 
-    async def add_events(self, events: Sequence[UsageEvent]) -> None:
-        """Those that are there already stay as they are."""
+    async def add_events(self, events: Sequence[Event], log: str = "", batch: int = 0) -> int:
+        """All in one statement; those that are there already stay. Returns how many are new.
+
+        Their days must have partitions. ``log`` and ``batch`` are written to each.
+        """
         if not events:
-            return
-        columns = UsageEvent.__table__.columns.keys()
-        rows = [{name: getattr(event, name) for name in columns} for event in events]
-        if self._session.get_bind().dialect.name == "postgresql":
-            statement = postgresql.insert(UsageEvent).on_conflict_do_nothing()
-            await self._session.execute(statement, rows)
+            return 0
+        columns: list[Sequence[Any]] = list(zip(*map(msgspec.structs.astuple, events), strict=True))
+        columns[-2:] = [log] * len(events), [batch] * len(events)
+        connection = await self._session.connection()
+        if self._postgres:
+            result = await connection.exec_driver_sql(_UNNESTED, tuple(map(list, columns)))
         else:
-            await self._session.execute(sqlite.insert(UsageEvent).on_conflict_do_nothing(), rows)
+            for name, as_text in _AS_TEXT.items():
+                place = COLUMNS.index(name)
+                columns[place] = [as_text(value) for value in columns[place]]
+            rows = list(zip(*columns, strict=True))
+            result = await connection.exec_driver_sql(_VALUES, rows)
+        return result.rowcount
 
     async def known(self, requests: Sequence[str]) -> set[str]:
         statement = select(UsageEvent.id).where(UsageEvent.id.in_(requests))
         return set((await self._session.scalars(statement)).all())
 
+    async def ensure_partition(self, day: date) -> None:
+        """A no-op on SQLite."""
+        if self._postgres:
+            await self._session.execute(select(func.usage_partition(day)))
+
     async def position(self, log: str) -> Position:
         row = await self._session.get(LogPosition, log)
         return Position(row.segment, row.offset) if row else Position(0, 0)
 
-    async def move(self, log: str, position: Position) -> None:
-        row = await self._session.get(LogPosition, log, with_for_update=True)
-        if row is None:
-            row = LogPosition(log=log, segment=0, offset=0)
-            self._session.add(row)
-        row.segment, row.offset = position.segment, position.offset
+    async def move(self, log: str, position: Position) -> int:
+        """Returns the number of this transaction among those of the log; it takes turns there."""
+        insert = postgresql.insert if self._postgres else sqlite.insert
+        made = insert(LogPosition).values(
+            log=log, segment=position.segment, offset=position.offset, batch=1
+        )
+        moved = made.on_conflict_do_update(
+            index_elements=["log"],
+            set_={
+                "segment": made.excluded.segment,
+                "offset": made.excluded.offset,
+                "batch": LogPosition.batch + 1,
+            },
+        )
+        batch: int = (await self._session.execute(moved.returning(LogPosition.batch))).scalar_one()
+        return batch
+
+    async def hold_periods(self) -> frozenset[date]:
+        """The closed months. None is closed until this transaction ends."""
+        if self._postgres:
+            await self._session.execute(select(func.pg_advisory_xact_lock_shared(PERIODS)))
+        return frozenset(await self._session.scalars(select(ClosedPeriod.period)))
+
+    async def take_periods(self) -> None:
+        """Wait for those who write events, and keep others from it until the end."""
+        if self._postgres:
+            await self._session.execute(select(func.pg_advisory_xact_lock(PERIODS)))
+
+    async def closed_periods(self) -> Sequence[ClosedPeriod]:
+        return (await self._session.scalars(select(ClosedPeriod).order_by("period"))).all()
+
+    async def close_period(self, period: date, now: datetime) -> ClosedPeriod:
+        row = ClosedPeriod(period=period, closed_at=now, **await self.period_totals(period))
+        self._session.add(row)
+        return row
+
+    async def period_totals(self, period: date) -> dict[str, int]:
+        events = UsageEvent
+        statement = select(func.count(), func.coalesce(func.sum(events.cost_nano), 0))
+        count, nano = (await self._session.execute(statement.where(events.period == period))).one()
+        return {"events": count, "cost_nano": int(nano or 0)}
+
+    async def to_reprice(
+        self, start: datetime, end: datetime, *, after: str, most: int
+    ) -> Sequence[UsageEvent]:
+        """Requests that began in [start, end), in the order of their ids."""
+        statement = (
+            select(UsageEvent)
+            .where(
+                UsageEvent.day >= start.astimezone(UTC).date(),
+                UsageEvent.day <= end.astimezone(UTC).date() + timedelta(days=1),
+                UsageEvent.started_at >= start,
+                UsageEvent.started_at < end,
+                UsageEvent.kind == "usage",
+                UsageEvent.id > after,
+            )
+            .order_by(UsageEvent.id)
+            .limit(most)
+        )
+        return (await self._session.scalars(statement)).all()
+
+    async def adjustments(self, events: Sequence[str]) -> Sequence[UsageEvent]:
+        """Of these events, oldest first."""
+        statement = (
+            select(UsageEvent)
+            .where(UsageEvent.corrects.in_(events))
+            .order_by(UsageEvent.finished_at, UsageEvent.id)
+        )
+        return (await self._session.scalars(statement)).all()
 
     def add_price(self, price: Price) -> None:
         self._session.add(price)
@@ -97,6 +144,10 @@ class LedgerRepository:
     async def prices(self) -> Sequence[Price]:
         statement = select(Price).order_by(Price.effective_from, Price.id)
         return (await self._session.scalars(statement)).all()
+
+    async def price_count(self) -> int:
+        """Prices are only ever added: the same number means the same prices."""
+        return (await self._session.execute(select(func.count()).select_from(Price))).scalar_one()
 
     async def price_book(self) -> PriceBook:
         return PriceBook(
@@ -108,7 +159,27 @@ class LedgerRepository:
                     input=row.input_pico,
                     cached_input=row.cached_input_pico,
                     output=row.output_pico,
+                    storage=row.storage_pico,
+                    tier=row.tier,
                 ),
             )
             for row in await self.prices()
         )
+
+
+def _type_of(name: str) -> str:
+    """Of a column, as Postgres calls it."""
+    kind = UsageEvent.__table__.columns[name].type.compile(postgresql.dialect())  # type: ignore[no-untyped-call]
+    return "text" if kind.startswith("VARCHAR") else kind
+
+
+_NAMES = ", ".join(COLUMNS)
+_ARRAYS = ", ".join(f"${place}::{_type_of(name)}[]" for place, name in enumerate(COLUMNS, 1))
+_UNNESTED = (
+    f"INSERT INTO usage_event ({_NAMES}) SELECT * FROM unnest({_ARRAYS})"  # noqa: S608
+    " ON CONFLICT DO NOTHING"
+)
+_VALUES = (
+    f"INSERT INTO usage_event ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
+    " ON CONFLICT DO NOTHING"
+)

@@ -16,6 +16,7 @@ from gateway.config import DataDir
 from gateway.db import Database
 from gateway.errors import InvalidRequest, ModelNotFound, Unauthenticated
 from gateway.identity.pepper import Peppers
+from gateway.identity.repository import IdentityRepository
 from gateway.snapshot import LiveSnapshot
 from gateway.usage.log import UsageLog
 from gateway.usage.recorder import Recorder
@@ -202,6 +203,14 @@ def test_a_database_that_cannot_be_used_is_one_line_without_its_password(tmp_pat
     assert "hunter2" not in err
 
 
+async def organisation_of(shell: "Shell") -> str:
+    database = Database(shell.url)
+    async with database.reading() as session:
+        (project,) = await IdentityRepository(session).projects()
+    await database.close()
+    return project.organisation_id
+
+
 def test_usage_prices_and_settling(shell):
     tenant = shell.ok("tenant", "create", "acme")
     price = ("--input", "0.15", "--cached-input", "0.015", "--output", "0.6")
@@ -213,7 +222,8 @@ def test_usage_prices_and_settling(shell):
         recorder = await Recorder.open(usage_log)
         await record(recorder, "req_other")
         now = int(datetime.now(UTC).timestamp()) * 10**9 + 10**9
-        await recorder.started(started("req_cut_off", project=tenant["id"], at_ns=now))
+        owner = {"project": tenant["id"], "organisation": await organisation_of(shell)}
+        await recorder.started(started("req_cut_off", at_ns=now, **owner))
         await recorder.close()
 
     asyncio.run(serve_a_little())

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from engine.protocol import Counts
 from gateway.config import ConfigError
@@ -17,10 +18,11 @@ from gateway.errors import UsageLogUnavailable
 from gateway.ids import new_id
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import Position, UsageLog, frame
-from gateway.usage.models import Price
+from gateway.usage.models import Price, UsageEvent
 from gateway.usage.record import Finished, Outcome, Started
 from gateway.usage.recorder import Recorder
-from gateway.usage.repository import LedgerRepository, UsageRepository
+from gateway.usage.report import EVER, UsageReport
+from gateway.usage.repository import LedgerRepository
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 NOON_NS = int(NOON.timestamp()) * 10**9
@@ -67,7 +69,10 @@ async def record(recorder: Recorder, *requests: str) -> None:
 async def stored(database, project: str = "prj_1"):
     async with database.reading() as session:
         return {
-            row.id: row for row in await session.scalars(UsageRepository(session, project).mine())
+            row.id: row
+            for row in await session.scalars(
+                select(UsageEvent).where(UsageEvent.project_id == project)
+            )
         }
 
 
@@ -125,8 +130,8 @@ async def test_usage_without_a_price_is_kept_and_marked_unpriced(database, usage
     assert ledger.unpriced == 1
     assert "no price for smol" in caplog.text
     async with database.reading() as session:
-        (total,) = await UsageRepository(session, "prj_1").totals()
-    assert (total.requests, total.unpriced, total.cost_nano) == (1, 1, 0)
+        total = await UsageReport(session, "org_1", "prj_1").total(EVER)
+    assert (total.requests, total.unpriced, total.cost.total) == (1, 1, 0)
 
 
 async def test_an_open_request_holds_the_position_back_but_not_the_others(database, usage_log):

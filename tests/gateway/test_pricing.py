@@ -12,9 +12,10 @@ from gateway.usage.pricing import (
     Tariff,
     Tokens,
     billable,
-    cost_nano,
+    cost,
     dollars,
     pico_per_token,
+    storage_cost,
 )
 from gateway.usage.record import Outcome
 
@@ -30,17 +31,48 @@ def tariff(number: int = 1, *, since: datetime = NOON, price: int = 1000) -> Tar
 @pytest.mark.parametrize(("tokens", "nano"), [(0, 0), (1, 0), (2, 1), (3, 1), (1_000_000, 333_000)])
 def test_costs_round_half_up_once_per_event(tokens, nano):
     rates = Tariff(id="prc_1", effective_from=NOON, input=333, cached_input=0, output=0)
-    assert cost_nano(rates, Tokens(input=tokens, cached_input=0, output=0)) == nano
+    assert cost(rates, Tokens(input=tokens, cached_input=0, output=0)).total == nano
 
 
 def test_half_a_nano_rounds_up():
-    assert cost_nano(tariff(price=500), Tokens(input=1, cached_input=0, output=0)) == 1
+    assert cost(tariff(price=500), Tokens(input=1, cached_input=0, output=0)).total == 1
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**12))
 def test_large_costs_are_exact(prompt, output, price):
     tokens = Tokens(input=prompt, cached_input=0, output=output)
-    assert abs(cost_nano(tariff(price=price), tokens) * 1000 - (prompt + output) * price) <= 500
+    assert abs(cost(tariff(price=price), tokens).total * 1000 - (prompt + output) * price) <= 500
+
+
+@given(*(st.integers(0, 10**6) for _ in range(6)))
+def test_the_meters_add_up_to_the_cost_rounded_once(a, b, c, x, y, z):
+    rates = Tariff(id="prc_1", effective_from=NOON, input=x, cached_input=y, output=z)
+    charge = cost(rates, Tokens(input=a, cached_input=b, output=c))
+    assert charge.total == (a * x + b * y + c * z + 500) // 1000
+    for share, pico in zip(
+        (charge.input, charge.cached_input, charge.output), (a * x, b * y, c * z), strict=True
+    ):
+        assert share >= 0
+        assert abs(share * 1000 - pico) <= 1000
+
+
+def test_a_tier_without_its_own_price_costs_what_the_default_does():
+    flex = Tariff(id="prc_2", effective_from=NOON, input=1, cached_input=1, output=1, tier="flex")
+    book = PriceBook([("smol", tariff(1)), ("smol", flex)])
+    assert book.at("smol", None, NOON, "flex").id == "prc_2"
+    assert book.at("smol", None, NOON, "scale").id == "prc_1"
+    assert book.at("smol", None, NOON).id == "prc_1"
+
+
+def test_of_two_prices_from_the_same_time_the_later_made_holds():
+    book = PriceBook([("smol", tariff(2)), ("smol", tariff(1))])
+    assert book.at("smol", None, NOON).id == "prc_2"
+
+
+@pytest.mark.parametrize(("byte_hours", "nano"), [(0, 0), (1 << 30, 3), (1 << 29, 2), (1, 0)])
+def test_storage_costs_by_gib_and_hour(byte_hours, nano):
+    rates = Tariff(id="prc_1", effective_from=NOON, input=0, cached_input=0, output=0, storage=3000)
+    assert storage_cost(rates, byte_hours).storage == nano
 
 
 @given(st.integers(0, 10**6), st.data())

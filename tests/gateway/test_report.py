@@ -1,0 +1,225 @@
+"""Reports equal the ledger to the token, whatever is rolled up by then and however it is cut."""
+
+import itertools
+import random
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+
+from gateway.errors import InvalidRequest
+from gateway.usage.event import Event, Kind, month_of, slot_of
+from gateway.usage.log import Position
+from gateway.usage.report import DAY, EVER, HOUR, MINUTE, Only, Usage, UsageReport, Window
+from gateway.usage.repository import LedgerRepository
+from gateway.usage.rollups import Rollups
+
+NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
+QUARTER = timedelta(minutes=15)
+_numbers = itertools.count()
+
+
+def event(at: datetime = NOON, **changes) -> Event:
+    facts = {
+        "id": f"req_{next(_numbers):06d}",
+        "day": at.date(),
+        "slot": slot_of(int(at.timestamp()) * 10**9),
+        "period": month_of(at.date()),
+        "organisation_id": "org_1",
+        "project_id": "prj_1",
+        "key_id": "key_1",
+        "model": "smol",
+        "base_model": "smol",
+        "adapter_id": None,
+        "digest": None,
+        "endpoint": "chat.completions",
+        "outcome": "completed",
+        "finish_reason": "stop",
+        "prompt_tokens": 10,
+        "cached_tokens": 4,
+        "completion_tokens": 7,
+        "price_id": "prc_1",
+        "cost_nano": 60,
+        "input_nano": 10,
+        "cached_nano": 20,
+        "output_nano": 30,
+        "started_at": at,
+        "finished_at": at + timedelta(seconds=3),
+    }
+    return Event(**facts | changes)
+
+
+async def write(database, *events: Event, log: str = "log_1") -> None:
+    """One transaction of a log."""
+    async with database.unit_of_work() as session:
+        rows = LedgerRepository(session)
+        for day in {each.day for each in events}:
+            await rows.ensure_partition(day)
+        await rows.add_events(events, log, await rows.move(log, Position(1, 0)))
+
+
+async def total(database, window: Window = EVER, project: str | None = None, **only) -> Usage:
+    async with database.reading() as session:
+        return await UsageReport(session, "org_1", project).total(window, only=Only(**only))
+
+
+async def buckets(database, window: Window, width: timedelta, *group_by):
+    async with database.reading() as session:
+        return await UsageReport(session, "org_1").buckets(window, width, group_by=group_by)
+
+
+async def test_an_event_is_seen_before_and_after_it_is_rolled_up_and_once(database):
+    await write(database, event(), event(NOON + QUARTER, adapter_id="adp_1"))
+    before = await total(database)
+    assert (before.requests, before.prompt_tokens, before.cost.total) == (2, 20, 120)
+    assert await Rollups(database).roll_up() == 1
+    assert await total(database) == before
+    assert await Rollups(database).roll_up() == 0
+    await write(database, event(NOON))  # late: its quarter is rolled up already
+    assert (await total(database)).requests == 3
+    await Rollups(database).roll_up()
+    assert (await total(database)).requests == 3
+
+
+async def test_an_event_that_comes_twice_counts_once(database):
+    one = event()
+    await write(database, one)
+    await write(database, one, event())
+    await write(database, one, log="log_2")
+    await Rollups(database).roll_up()
+    assert (await total(database)).requests == 2
+
+
+async def test_two_that_add_up_at_once_add_once(database):
+    import asyncio
+
+    await asyncio.gather(
+        *(write(database, *(event() for _ in range(9)), log=f"log_{n}") for n in range(4))
+    )
+    await asyncio.gather(*(Rollups(database).roll_up() for _ in range(4)))
+    await Rollups(database).roll_up()
+    assert (await total(database)).requests == 36
+
+
+async def test_any_cut_of_time_adds_up_to_the_ledger_at_any_stage_of_rolling(database):
+    rng = random.Random(7)
+    begun = NOON - timedelta(hours=30)
+    events = [
+        event(
+            begun + timedelta(seconds=rng.randrange(60 * 3600)),
+            project_id=rng.choice(["prj_1", "prj_2"]),
+            prompt_tokens=rng.randrange(4, 99),
+        )
+        for _ in range(300)
+    ]
+    for first in range(0, 300, 60):
+        await write(database, *events[first : first + 60], log=f"log_{first % 120}")
+        if first in (60, 180):
+            await Rollups(database).roll_up()
+    for _ in range(12):
+        start = begun + timedelta(seconds=rng.randrange(30 * 3600))
+        end = start + timedelta(seconds=rng.randrange(1, 20 * 3600))
+        wanted = [e for e in events if start <= e.started_at < end]
+        for width in (QUARTER, HOUR, DAY, MINUTE):
+            found = await buckets(database, Window(start, end), width, "project_id")
+            assert all(bucket.end - bucket.start == width for bucket in found)
+            lines = [(b.start, line) for b in found for line in b.lines]
+            for project in ("prj_1", "prj_2"):
+                assert sum(
+                    line.usage.prompt_tokens for _, line in lines if line.group == (project,)
+                ) == sum(e.prompt_tokens for e in wanted if e.project_id == project)
+            for bucket_start, line in lines:
+                assert line.usage.requests == sum(
+                    bucket_start <= e.started_at < bucket_start + width
+                    and e.project_id == line.group[0]
+                    for e in wanted
+                )
+
+
+async def test_buckets_are_half_open_and_none_is_left_out(database):
+    await write(database, event(NOON), event(NOON + HOUR), event(NOON + 3 * HOUR))
+    found = await buckets(database, Window(NOON, NOON + 3 * HOUR), HOUR)
+    assert [b.start for b in found] == [NOON, NOON + HOUR, NOON + 2 * HOUR]
+    assert [sum(line.usage.requests for line in b.lines) for b in found] == [1, 1, 0]
+
+
+async def test_a_day_is_a_day_in_utc_and_a_midnight_belongs_to_the_next(database):
+    midnight = datetime(2026, 12, 1, tzinfo=UTC)
+    second = timedelta(seconds=1)
+    await write(database, event(midnight - second), event(midnight), event(midnight + second))
+    await Rollups(database).roll_up()
+    found = await buckets(database, Window(midnight - DAY, midnight + DAY), DAY, "period")
+    told = [[(line.group, line.usage.requests) for line in b.lines] for b in found]
+    assert told == [[(("2026-11-01",), 1)], [(("2026-12-01",), 2)]]
+
+
+@pytest.mark.parametrize("rolled", [False, True], ids=["from_events", "from_rollups"])
+async def test_another_organisation_and_another_project_are_not_seen(database, rolled):
+    await write(
+        database,
+        event(),
+        event(project_id="prj_2"),
+        event(organisation_id="org_2", project_id="prj_9"),
+    )
+    if rolled:
+        await Rollups(database).roll_up()
+    assert (await total(database)).requests == 2
+    assert (await total(database, project="prj_1")).requests == 1
+    assert (await total(database, project="prj_9")).requests == 0
+
+
+@pytest.mark.parametrize("rolled", [False, True], ids=["from_events", "from_rollups"])
+async def test_filters_and_groups_name_the_base_by_nothing(database, rolled):
+    await write(
+        database,
+        event(adapter_id="adp_1", key_id="key_2"),
+        event(user_id="customer"),
+        event(price_id=None, cost_nano=None, input_nano=0, cached_nano=0, output_nano=0),
+    )
+    if rolled:
+        await Rollups(database).roll_up()
+    assert (await total(database, adapter_id=("adp_1",))).requests == 1
+    assert (await total(database, adapter_id=("",))).requests == 2
+    assert (await total(database, key_id=("key_1", "key_2"))).requests == 3
+    async with database.reading() as session:
+        lines = await UsageReport(session, "org_1").lines(EVER, ("adapter_id", "user_id"))
+    assert [line.group for line in lines] == [("", ""), ("", "customer"), ("adp_1", "")]
+    assert (await total(database)).unpriced == 1
+
+
+async def test_an_adjustment_changes_cost_and_counts_as_no_request(database):
+    unpriced = event(price_id=None, cost_nano=None, input_nano=0, cached_nano=0, output_nano=0)
+    nothing = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+    priced = event(kind=Kind.ADJUSTMENT, corrects=unpriced.id, **nothing)
+    await write(database, unpriced)
+    assert (await total(database)).unpriced == 1
+    await write(database, priced)
+    for _ in range(2):
+        usage = await total(database)
+        assert (usage.requests, usage.unpriced, usage.cost.total) == (1, 0, 60)
+        assert usage.prompt_tokens == 10
+        await Rollups(database).roll_up()
+
+
+@pytest.mark.parametrize("width", [timedelta(seconds=30), timedelta(minutes=20), 2 * DAY])
+async def test_widths_that_cut_no_day_evenly_are_refused(database, width):
+    with pytest.raises(InvalidRequest, match="bucket_width"):
+        await buckets(database, Window(NOON, NOON + DAY), width)
+
+
+async def test_a_window_that_ends_before_it_begins_is_refused(database):
+    with pytest.raises(InvalidRequest, match="start_time"):
+        await buckets(database, Window(NOON, NOON), DAY)
+
+
+@pytest.mark.parametrize("backend", ["postgres"])
+async def test_partitions_are_made_ahead_and_each_day_has_its_own(database):
+    from sqlalchemy import text
+
+    await Rollups(database, clock=lambda: datetime(2031, 1, 1, tzinfo=UTC)).prepare_days()
+    await write(database, event(datetime(2031, 1, 2, tzinfo=UTC)))
+    async with database.reading() as session:
+        count = text("SELECT count(*) FROM usage_event_20310102")
+        assert (await session.execute(count)).scalar_one() == 1
+        named = text("SELECT to_regclass('usage_event_20310115') IS NOT NULL")
+        assert (await session.execute(named)).scalar_one()
+    assert date(2031, 1, 15) - date(2031, 1, 1) == timedelta(days=14)
