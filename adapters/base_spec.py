@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -15,12 +15,22 @@ from adapters.values import as_float32
 
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 20
+CARD = 8192  # characters of README.md that are looked at
 # The tensors quantisers leave alone.
 KEPT = re.compile(
     r"^(model\.)?(embed_tokens|norm|layers\.\d+\.(\w*norm|self_attn\.[qk]_norm))\.weight$"
 )
 HEAD_DIMS = {"Qwen3ForCausalLM": 128}  # where config.json gives none
-NOT_SHAPE = ("tie_word_embeddings", "max_position", "fingerprint")
+NOT_SHAPE = (
+    "tie_word_embeddings", "max_position", "fingerprint", "embeddings", "head", "names",
+)  # fmt: skip
+EMBEDDINGS, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+# Words of a model's name that say how its weights are stored, not which weights they are.
+STORAGE = frozenset({
+    "4bit", "8bit", "awq", "bf16", "bnb", "fp16", "fp8", "gguf", "gptq", "hf", "int4", "int8",
+    "marlin", "meta", "quantized", "unsloth", "w4a16", "w8a16", "g32", "g64", "g128",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +46,26 @@ class BaseSpec:
     tie_word_embeddings: bool
     max_position: int
     fingerprint: str = ""  # sha256 over the shape and the values of embeddings and norms
+    embeddings: str = ""  # digest of their values alone; "" when unknown
+    head: str = ""  # of the output head's, where it is not quantised
+    names: tuple[str, ...] = field(default=(), compare=False)  # known as, see ``same_name``
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str) -> Self:
         """Raises BaseUnreadable, naming the file and the field."""
         directory = Path(directory)
-        spec = cls._from_config(_read_json(directory / "config.json"))
-        return replace(spec, fingerprint=_fingerprint(directory, spec))
+        config = _read_json(directory / "config.json")
+        spec = cls._from_config(config)
+        parts = _kept_digests(directory)
+        head = parts.pop(LM_HEAD, "")
+        embeddings = parts.get(EMBEDDINGS, "")
+        return replace(
+            spec,
+            fingerprint=_fingerprint(spec, parts),
+            embeddings=embeddings,
+            head=embeddings if spec.tie_word_embeddings else head,
+            names=_names(directory, config),
+        )
 
     @classmethod
     def _from_config(cls, config: dict[str, object]) -> Self:
@@ -98,7 +121,13 @@ def _size(config: dict[str, object], key: str, fallback: int | None = None) -> i
     return value
 
 
-def _fingerprint(directory: Path, spec: BaseSpec) -> str:
+def _fingerprint(spec: BaseSpec, parts: dict[str, str]) -> str:
+    shape = {key: value for key, value in asdict(spec).items() if key not in NOT_SHAPE}
+    return hashlib.sha256(json.dumps([shape, parts], sort_keys=True).encode()).hexdigest()
+
+
+def _kept_digests(directory: Path) -> dict[str, str]:
+    """Digests of the tensors that quantisers leave alone, and of a head that one left alone."""
     parts: dict[str, str] = {}
     try:
         for file in _weight_files(directory):
@@ -108,17 +137,50 @@ def _fingerprint(directory: Path, spec: BaseSpec) -> str:
                 max_header_bytes=MAX_HEADER_BYTES,
                 max_tensors=MAX_TENSORS,
             ) as weights:
-                for name in filter(KEPT.match, weights.tensors):
-                    parts[name.removeprefix("model.")] = _values_digest(weights, name)
+                for name in weights.tensors:
+                    if name == LM_HEAD or KEPT.match(name):
+                        parts[name.removeprefix("model.")] = values_digest(weights, name)
     except AdapterInvalid as error:
         raise BaseUnreadable(f"{directory}: {error}") from error
-    if not parts:
+    if not parts.keys() - {LM_HEAD}:
         raise BaseUnreadable(f"{directory}: no embeddings or norms in its safetensors files")
-    shape = {key: value for key, value in asdict(spec).items() if key not in NOT_SHAPE}
-    return hashlib.sha256(json.dumps([shape, parts], sort_keys=True).encode()).hexdigest()
+    return parts
 
 
-def _values_digest(file: TensorFile, name: str) -> str:
+def _names(directory: Path, config: dict[str, object]) -> tuple[str, ...]:
+    """From the config, the card's ``base_model`` and the directory, which may be a hub's cache."""
+    found = [config.get("_name_or_path"), directory.resolve().as_posix()]
+    try:
+        card = (directory / "README.md").read_text(encoding="utf-8", errors="replace")[:CARD]
+        found += re.findall(r"^base_model:\s*[\"']?([\w./-]+)", card, re.MULTILINE)
+    except OSError:
+        pass  # most have none
+    return tuple(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+
+
+def plain_name(name: str) -> str:
+    """A model's name without its owner, path and way of storage; "" when it says nothing."""
+    words = name.replace("\\", "/").rstrip("/").split("/")
+    cached = next((word for word in words if word.startswith("models--")), None)
+    last = cached.rpartition("--")[2] if cached else words[-1]
+    parts = [part for part in re.split(r"[^a-z0-9]+", last.lower()) if part not in STORAGE]
+    plain = "".join(parts)
+    return "" if re.fullmatch(r"[0-9a-f]{40}", plain) else plain
+
+
+def same_name(name: str, base: BaseSpec) -> bool:
+    """Whether this may be the base's name.
+
+    Only a hub's name, ``owner/name``, can say no: a path says where somebody kept the model.
+    """
+    if not HUB_NAME.fullmatch(name):
+        return True
+    known = {plain_name(each) for each in base.names} - {""}
+    wanted = plain_name(name)
+    return not (wanted and known) or wanted in known
+
+
+def values_digest(file: TensorFile, name: str) -> str:
     """Values are hashed as float16, so fp32, bf16 and fp16 copies of one base agree."""
     tensor = file.tensors[name]
     digest = hashlib.sha256(repr(tensor.shape).encode())

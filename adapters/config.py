@@ -7,10 +7,11 @@ touched is decided by the tensors: ``target_modules`` and ``layers_to_transform`
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from adapters.keys import EMBEDDING, OUTER
 from adapters.pattern import PatternTable
 from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import shown, unique_pairs
@@ -24,12 +25,11 @@ MAX_ALPHA = 1e9
 # weights when the adapter is loaded, so its tensors mean nothing on the base as it is.
 PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal"})
 
+BIASES = ("none", "all", "lora_only")
+MAX_TOKENS = 65_536  # trainable tokens, or tokens that invoke an aLoRA
+MAX_TOKEN = 1 << 24
+
 REFUSED_WHEN_SET = {
-    "use_dora": "DoRA is not supported",
-    "lora_bias": "LoRA biases are not supported",
-    "modules_to_save": "whole weights are not supported",
-    "trainable_token_indices": "trainable tokens are not supported",
-    "alora_invocation_tokens": "activated LoRA (aLoRA) is not supported",
     "layer_replication": "replicated layers are not supported",
     "target_parameters": "LoRA on bare parameters is not supported",
     "arrow_config": "Arrow routing is not supported",
@@ -41,12 +41,14 @@ REFUSED_WHEN_SET = {
 
 # Of no effect on the result: training, bookkeeping, hints, or read elsewhere in this module.
 IGNORED = frozenset({
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
-    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
-    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type",
-    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
-    "target_modules", "task_type", "use_qalora", "use_rslora",
+    "alora_invocation_tokens", "alpha_pattern", "auto_mapping", "base_fingerprint",
+    "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias",
+    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora",
+    "use_qalora", "use_rslora",
 })  # fmt: skip
 V = TypeVar("V", int, float)
 
@@ -61,6 +63,13 @@ class AdapterConfig:
     targets: tuple[str, ...] | None  # when given as a plain list
     layers: frozenset[int] | None
     base_model: str  # as the trainer named it; "" when it did not
+    base_fingerprint: str  # "" unless somebody wrote it there; PEFT does not
+    use_dora: bool
+    lora_bias: bool
+    bias: str  # of BIASES
+    saved: tuple[str, ...]  # modules_to_save
+    tokens: Mapping[str, tuple[int, ...]]  # trainable rows of embed_tokens and lm_head
+    invocation: tuple[int, ...]  # aLoRA: active from these tokens on; () is plain LoRA
     warnings: tuple[str, ...]
 
     def rank_of(self, name: str) -> int:
@@ -107,7 +116,14 @@ class _Reader:
             alphas=self._patterns("alpha_pattern", _alpha, "a finite number"),
             targets=self._targets(),
             layers=self._layers(),
-            base_model=self._base_model(),
+            base_model=self._text("base_model_name_or_path"),
+            base_fingerprint=self._text("base_fingerprint"),
+            use_dora=self._flag("use_dora"),
+            lora_bias=self._flag("lora_bias"),
+            bias=self._bias(),
+            saved=self._names("modules_to_save"),
+            tokens=self._tokens(),
+            invocation=self._token_list("alora_invocation_tokens", None),
             warnings=tuple(self._warnings),
         )
 
@@ -130,8 +146,10 @@ class _Reader:
         for key, text in REFUSED_WHEN_SET.items():
             if self._raw.get(key) not in (None, False, [], {}):
                 self._fault(key, text)
-        if self._raw.get("bias", "none") not in ("none", None):
-            self._fault("bias", f"{_shown(self._raw['bias'])}; trained biases are not supported")
+        if self._raw.get("use_dora") is True and self._raw.get("lora_bias") is True:
+            self._fault("lora_bias", "DoRA has no LoRA biases; PEFT refuses both at once")
+        if self._raw.get("use_dora") is True and self._raw.get("alora_invocation_tokens"):
+            self._fault("alora_invocation_tokens", "an activated LoRA cannot use DoRA")
         init = self._raw.get("init_lora_weights", True)
         plain = init in PLAIN_INITS if isinstance(init, str) else isinstance(init, bool | None)
         if not plain:
@@ -203,9 +221,52 @@ class _Reader:
         self._fault("layers_to_transform", f"{_shown(raw)} is not a list of layer numbers")
         return None
 
-    def _base_model(self) -> str:
-        raw = self._raw.get("base_model_name_or_path")
+    def _text(self, key: str) -> str:
+        raw = self._raw.get(key)
         return shown(raw) if isinstance(raw, str) else ""
+
+    def _bias(self) -> str:
+        raw = self._raw.get("bias") or "none"
+        if raw not in BIASES:
+            self._fault("bias", f"{_shown(raw)} is none of {', '.join(BIASES)}")
+            return "none"
+        return str(raw)
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        raw = self._raw.get(key) or []
+        if isinstance(raw, list) and all(isinstance(item, str) for item in raw):
+            return tuple(raw)
+        self._fault(key, f"{_shown(raw)} is not a list of names")
+        return ()
+
+    def _tokens(self) -> dict[str, tuple[int, ...]]:
+        """PEFT: a list means the embeddings; an object names modules by their last word."""
+        key, raw = "trainable_token_indices", self._raw.get("trainable_token_indices") or {}
+        lists = raw if isinstance(raw, dict) else {EMBEDDING: raw}
+        found: dict[str, tuple[int, ...]] = {}
+        for name, items in lists.items():
+            module = name.rpartition(".")[2]
+            if module not in OUTER:
+                self._fault(key, f"{shown(name)}: only {' and '.join(OUTER)} have token rows")
+            elif module in found:
+                self._fault(key, f"{module} is given twice")
+            else:
+                found[module] = self._token_list(key, items)
+        return found
+
+    def _token_list(self, key: str, items: object) -> tuple[int, ...]:
+        raw = self._raw.get(key) if items is None else items
+        if raw is None:
+            return ()
+        if not isinstance(raw, list) or len(raw) > MAX_TOKENS:
+            self._fault(key, f"must be a list of at most {MAX_TOKENS} token ids")
+            return ()
+        if not all(type(item) is int and 0 <= item < MAX_TOKEN for item in raw):
+            self._fault(key, f"{_shown(raw)} is not a list of token ids")
+            return ()
+        if items is not None and len(set(raw)) < len(raw):
+            self._fault(key, "names a token twice")
+        return tuple(raw)
 
 
 def _rank(value: object) -> int | None:

@@ -19,6 +19,10 @@ class AdapterInvalid(AdapterError, ValueError):
         super().__init__(f"{shown}; and {more} more problems" if more > 0 else shown)
 
 
+class WrongBase(AdapterInvalid):
+    """Nothing is wrong but that it was trained on another base of the same shape."""
+
+
 class AdapterTooLarge(AdapterInvalid):
     """More bytes than the store or the host cache takes."""
 

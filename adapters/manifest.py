@@ -1,19 +1,21 @@
 """What one PEFT adapter directory holds: modules, ranks, scales, and the adapter's identity.
 
 The digest is a hash of meaning. It covers, per module in canonical order, the scale (in which r,
-alpha, use_rslora and their patterns have their whole effect), and dtype, shape and bytes of A
-and B. File order, key spelling, training settings and metadata do not enter it.
+alpha, use_rslora and their patterns have their whole effect), and dtype, shape and bytes of A,
+B and whatever else the module has; then which tokens' rows it trains, and which tokens invoke it.
+File order, key spelling, training settings and metadata do not enter it, nor do copies of the
+base's own weights.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
 from adapters.errors import AdapterInvalid
-from adapters.keys import Foreign, LoraKey, Part, Site, parse_key
+from adapters.keys import OUTER, OUTSIDE, Foreign, LoraKey, Part, Site, parse_key
 from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import TensorFile, TensorInfo, open_regular, shown
 from adapters.values import SERVED
@@ -22,22 +24,41 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 DIGEST_VERSION = "adapter digest 1"
-LISTED = 12  # names spelled out per problem
+LISTED = 100  # names spelled out per problem
+PLAIN = (Part.A, Part.B)
+MATRICES = (*PLAIN, Part.WEIGHT, Part.BASE_WEIGHT, Part.TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLora:
-    """One adapted linear layer: y += scale * x A^T B^T."""
+    """What an adapter does to one module.
+
+    A linear layer: y = m ((W x + scale B A x) - b) + b', where m is DoRA's, b the base's bias and
+    b' its replacement, each where it has one; without DoRA, scale times the LoRA bias is added.
+    """
 
     site: Site
-    rank: int
+    rank: int  # 0 when it has no LoRA of its own
     scale: float
-    a: TensorInfo  # [rank, input width]
-    b: TensorInfo  # [output width, rank]
+    parts: Mapping[Part, TensorInfo]
 
     @property
     def name(self) -> str:
         return self.site.name
+
+    @property
+    def a(self) -> TensorInfo:
+        """[rank, input width]; of the embedding [rank, vocabulary]"""
+        return self.parts[Part.A]
+
+    @property
+    def b(self) -> TensorInfo:
+        """[output width, rank]"""
+        return self.parts[Part.B]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.parts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +67,9 @@ class AdapterManifest:
     digest: str  # 64 lowercase hexadecimal digits
     modules: Mapping[Site, ModuleLora]  # sorted
     base_model: str  # as the trainer named it
+    base_fingerprint: str  # "" when nobody wrote it down
+    tokens: Mapping[str, tuple[int, ...]]  # rows trained, of embed_tokens and lm_head
+    invocation: tuple[int, ...]  # aLoRA: the tokens from which on it is active
     warnings: tuple[str, ...]
 
     @staticmethod
@@ -64,7 +88,7 @@ class AdapterManifest:
 
     @property
     def nbytes(self) -> int:
-        return sum(module.a.nbytes + module.b.nbytes for module in self.modules.values())
+        return sum(module.nbytes for module in self.modules.values())
 
 
 class Draft:
@@ -74,45 +98,59 @@ class Draft:
         self.directory = directory
         self.problems: list[str] = []
         self.warnings: list[str] = []
+        self.unmatched: list[str] = []  # tensors that mean nothing here
         self.modules: dict[Site, ModuleLora] = {}
-        self.base_model = ""
-        config = self._read_config()
+        self.base_model = self.base_fingerprint = ""
+        self._config = self._read_config()
         tensors = self._read_tensors()
-        if config:
-            self.base_model = config.base_model
-            self.warnings += config.warnings
-        pairs = self._pair(tensors)
+        if self._config:
+            self.base_model = self._config.base_model
+            self.base_fingerprint = self._config.base_fingerprint
+            self.warnings += self._config.warnings
+        found = self._sorted_out(tensors)
         try:
-            self._build(pairs, config)
+            self._build(found)
         except PatternRefused as error:
             self.problems.append(f"{CONFIG_FILE}: {shown(str(error))}")
-        if config:
-            self._note_hints(config)
+        if self._config:
+            self._check_outer(self._config)
+            self._note_hints(self._config)
 
     def manifest(self) -> AdapterManifest:
         """Raises AdapterInvalid with all problems."""
         if self.problems:
             raise AdapterInvalid(self.problems)
+        assert self._config is not None, "without a config there is a problem"
         return AdapterManifest(
             directory=self.directory,
-            digest=self._digest(),
+            digest=self._digest(self._config),
             modules=self.modules,
             base_model=self.base_model,
+            base_fingerprint=self.base_fingerprint,
+            tokens=self._config.tokens,
+            invocation=self._config.invocation,
             warnings=tuple(self.warnings),
         )
 
-    def _digest(self) -> str:
+    def _digest(self, config: AdapterConfig) -> str:
         hasher = hashlib.sha256(DIGEST_VERSION.encode())
         with TensorFile.open(self.directory / WEIGHTS_FILE) as file:
             for module in self.modules.values():
                 scale = (module.scale + 0.0).hex()  # -0.0 means 0.0
                 hasher.update(f"\n{module.name} {scale}\n".encode())
-                for tensor in (module.a, module.b):
+                for part, tensor in sorted(module.parts.items()):
                     if file.tensors.get(tensor.name) != tensor:
                         raise AdapterInvalid([f"{WEIGHTS_FILE}: changed while it was read"])
-                    hasher.update(f"{tensor.dtype} {tensor.shape}\n".encode())
+                    if part is Part.BASE_WEIGHT:
+                        continue
+                    named = "" if part in PLAIN else f"{part} "
+                    hasher.update(f"{named}{tensor.dtype} {tensor.shape}\n".encode())
                     for chunk in file.chunks(tensor):
                         hasher.update(chunk)
+        for name, ids in sorted(config.tokens.items()):
+            hasher.update(f"\ntokens {name} {list(ids)}\n".encode())
+        if config.invocation:
+            hasher.update(f"\ninvocation {list(config.invocation)}\n".encode())
         return hasher.hexdigest()
 
     def _read_config(self) -> AdapterConfig | None:
@@ -137,38 +175,57 @@ class Draft:
                 self.problems.append(f"{PICKLE_FILE}: {text}")
             return {}
 
-    def _pair(self, tensors: Mapping[str, TensorInfo]) -> dict[Site, dict[Part, TensorInfo]]:
-        pairs: dict[Site, dict[Part, TensorInfo]] = {}
+    def _sorted_out(self, tensors: Mapping[str, TensorInfo]) -> dict[Site, dict[Part, TensorInfo]]:
+        """Tensors by module and part; those that have none become problems."""
+        found: dict[Site, dict[Part, TensorInfo]] = {}
         foreign: dict[Foreign, list[str]] = {}
         twice: list[str] = []
         for name, tensor in tensors.items():
             key = parse_key(name)
             if not isinstance(key, LoraKey):
                 foreign.setdefault(key, []).append(name)
-            elif key.part in pairs.setdefault(key.site, {}):
+            elif key.part in found.setdefault(key.site, {}):
                 twice.append(name)
             else:
-                pairs[key.site][key.part] = tensor
+                found[key.site][key.part] = tensor
+        self.unmatched = [shown(name) for names in foreign.values() for name in names]
         self._list_faults(((kind.value, names) for kind, names in foreign.items()), WEIGHTS_FILE)
         self._list_faults([("tensors given twice under two spellings", twice)], WEIGHTS_FILE)
-        return dict(sorted(pairs.items()))
+        return dict(sorted(found.items()))
 
-    def _build(
-        self, pairs: dict[Site, dict[Part, TensorInfo]], config: AdapterConfig | None
-    ) -> None:
+    def _build(self, found: dict[Site, dict[Part, TensorInfo]]) -> None:
         faults: dict[str, list[str]] = {}
-        for site, parts in pairs.items():
-            fault = _pair_fault(parts)
-            if fault:
+        for site, parts in found.items():
+            broken = list(_shape_faults(site, parts))
+            for fault in [*broken, *_declared_faults(site, parts, self._config)]:
                 faults.setdefault(fault, []).append(site.name)
+            if broken:
                 continue
-            a, b = parts[Part.A], parts[Part.B]
-            rank = a.shape[0]
-            scale = self._scale(site.name, rank, config) if config else 0.0
-            self.modules[site] = ModuleLora(site=site, rank=rank, scale=scale, a=a, b=b)
+            rank = parts[Part.A].shape[0] if Part.A in parts else 0
+            scale = self._scale(site.name, rank, self._config) if rank and self._config else 0.0
+            self.modules[site] = ModuleLora(site=site, rank=rank, scale=scale, parts=parts)
         self._list_faults(faults.items(), WEIGHTS_FILE)
-        if not (self.modules or self.problems):
+        if not (any(module.rank for module in self.modules.values()) or self.problems):
             self.problems.append(f"{WEIGHTS_FILE}: holds no LoRA tensors")
+
+    def _check_outer(self, config: AdapterConfig) -> None:
+        """What the config promises of embeddings and head must be in the file."""
+        for name in config.saved:
+            module = name.rpartition(".")[2]
+            if module not in OUTER:
+                text = f"{shown(name)}: only {' and '.join(OUTER)} can be served whole"
+                self.problems.append(f"{CONFIG_FILE}: modules_to_save: {text}")
+            else:
+                self._require(module, Part.WEIGHT, "modules_to_save")
+        for module in config.tokens:
+            self._require(module, Part.TOKENS, "trainable_token_indices")
+
+    def _require(self, module: str, part: Part, field: str) -> None:
+        found = self.modules.get(Site(OUTSIDE, module))
+        if found is None or part not in found.parts:
+            self.problems.append(
+                f"{CONFIG_FILE}: {field}: names {module}, but {WEIGHTS_FILE} has no {part} of it"
+            )
 
     def _scale(self, name: str, rank: int, config: AdapterConfig) -> float:
         ranks = config.ranks.find(name) or [config.rank]
@@ -228,17 +285,52 @@ def _targeted(name: str, targets: Iterable[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _pair_fault(parts: Mapping[Part, TensorInfo]) -> str:
-    """What is wrong with A and B of one module, base unseen; empty when nothing is."""
-    for part in Part:
-        if part not in parts:
-            return f"{part} is missing for"
-        tensor = parts[part]
+def _shape_faults(site: Site, parts: Mapping[Part, TensorInfo]) -> Iterator[str]:
+    """What is wrong with the tensors of one module, base and config unseen."""
+    if (Part.A in parts) != (Part.B in parts):
+        yield f"{Part.B if Part.A in parts else Part.A} is missing for"
+    for part, tensor in parts.items():
+        wanted = 2 if part in MATRICES else 1
         if tensor.dtype not in SERVED:
-            return f"dtype {tensor.dtype} of {part} (only {', '.join(SERVED)} are served) for"
-        if len(tensor.shape) != 2 or 0 in tensor.shape:
-            return f"{part} has shape {list(tensor.shape)}, not two positive dimensions, for"
-    a, b = parts[Part.A], parts[Part.B]
-    if a.shape[0] != b.shape[1]:
-        return f"A {list(a.shape)} and B {list(b.shape)} disagree on the rank of"
-    return ""
+            yield f"dtype {tensor.dtype} of {part} (only {', '.join(SERVED)} are served) for"
+        elif len(tensor.shape) != wanted or 0 in tensor.shape:
+            count = "two positive dimensions" if wanted == 2 else "one positive dimension"
+            yield f"{part} has shape {list(tensor.shape)}, not {count}, for"
+    a, b = (parts[part].shape if part in parts else () for part in PLAIN)
+    if len(a) == len(b) == 2 and a[0] != b[1]:
+        yield f"A {list(a)} and B {list(b)} disagree on the rank of"
+    if Part.A not in parts and not parts.keys() & {Part.BIAS, Part.WEIGHT, Part.TOKENS}:
+        yield f"{' and '.join(sorted(parts))} without LoRA of"
+    if Part.WEIGHT in parts and len(parts.keys() - {Part.BASE_WEIGHT}) > 1:
+        yield "a whole weight beside other tensors of"
+
+
+def _declared_faults(
+    site: Site, parts: Mapping[Part, TensorInfo], config: AdapterConfig | None
+) -> Iterator[str]:
+    """Where a module's tensors and the config contradict each other."""
+    if config is None:
+        return
+    adapted = Part.A in parts
+    for part, field, declared in (
+        (Part.MAGNITUDE, "use_dora", config.use_dora),
+        (Part.LORA_BIAS, "lora_bias", config.lora_bias),
+    ):
+        if part in parts and not declared:
+            yield f"{part} though the config does not set {field}, for"
+        elif declared and adapted and part not in parts:
+            yield f"{part} is missing though the config sets {field}, for"
+    if Part.MAGNITUDE in parts and site.outer:
+        yield "DoRA is not supported on"
+    if Part.BIAS in parts and (
+        config.bias == "none" or (config.bias == "lora_only" and not adapted)
+    ):
+        yield f"a bias though the config says bias={config.bias}, for"
+    if Part.WEIGHT in parts and site.module not in {n.rpartition(".")[2] for n in config.saved}:
+        yield "a whole weight that modules_to_save does not name, of"
+    if Part.TOKENS in parts:
+        ids, rows = config.tokens.get(site.module, ()), parts[Part.TOKENS].shape[0]
+        if len(ids) != rows:
+            yield f"{rows} token rows for {len(ids)} trainable_token_indices of"
+    if config.invocation and (site.outer or parts.keys() - {*PLAIN, Part.LORA_BIAS}):
+        yield "an activated LoRA (aLoRA) changes linear layers only, by A and B; other tensors of"

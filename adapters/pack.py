@@ -1,7 +1,7 @@
-"""An adapter as tensors of the compute dtype, per module, with the scale folded into B."""
+"""An adapter as tensors of the compute dtype, per module, with the scale folded in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterInvalid
-from adapters.manifest import WEIGHTS_FILE, AdapterManifest, listed
+from adapters.keys import EMBEDDING, HEAD, Part
+from adapters.manifest import WEIGHTS_FILE, AdapterManifest, ModuleLora, listed
 from adapters.tensor_file import TensorFile, TensorInfo
 from adapters.validate import shape_problems
 from adapters.values import as_bits, as_dtype, as_float32, is_finite
@@ -20,14 +21,50 @@ STORED_AS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """y += x A^T B^T"""
+    """What an adapter does to one linear layer: see ``ModuleLora``. r may be 0."""
 
-    a: Tensor  # [rank, input width]
-    b: Tensor  # [output width, rank], scaled
+    a: Tensor  # [r, K]
+    b: Tensor  # [N, r], scaled
+    lora_bias: Tensor | None = None  # [N], scaled
+    bias: Tensor | None = None  # [N], in place of the base's
+    magnitude: Tensor | None = None  # [N] float32: norms of the rows of the adapted weight
 
     @property
     def nbytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
+        return sum(tensor.nbytes for tensor in self._tensors if tensor is not None)
+
+    @property
+    def gained(self) -> bool:
+        """Its output is scaled, column by column."""
+        return self.magnitude is not None
+
+    @property
+    def biased(self) -> bool:
+        """A vector is added to its output, beyond A and B."""
+        return self.lora_bias is not None or self.bias is not None or self.gained
+
+    @property
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.a, self.b, self.lora_bias, self.bias, self.magnitude
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What an adapter does to the embeddings or the head, one row [H] per token.
+
+    W' = whole or W; then its rows ``ids`` are ``rows``; then W' += low high.
+    """
+
+    whole: Tensor | None = None  # [V, H]
+    rows: Tensor | None = None  # [n, H]
+    ids: tuple[int, ...] = ()
+    low: Tensor | None = None  # [V, r]
+    high: Tensor | None = None  # [r, H]
+
+    @property
+    def nbytes(self) -> int:
+        found = (self.whole, self.rows, self.low, self.high)
+        return sum(tensor.nbytes for tensor in found if tensor is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +72,12 @@ class PackedAdapter:
     digest: str
     rank: int
     factors: Mapping[tuple[int, str], Factor]  # by (layer, module), e.g. (3, "q_proj")
+    tables: Mapping[str, Table] = field(default_factory=dict)  # by EMBEDDING and HEAD
 
     @property
     def nbytes(self) -> int:
-        return sum(factor.nbytes for factor in self.factors.values())
+        factors = sum(factor.nbytes for factor in self.factors.values())
+        return factors + sum(table.nbytes for table in self.tables.values())
 
 
 def pack(source: AdapterManifest | Path | str, base: BaseSpec, dtype: torch.dtype) -> PackedAdapter:
@@ -52,18 +91,65 @@ def pack(source: AdapterManifest | Path | str, base: BaseSpec, dtype: torch.dtyp
     if problems:
         raise AdapterInvalid(problems)
     factors: dict[tuple[int, str], Factor] = {}
-    broken: list[str] = []
+    tables: dict[str, Table] = {}
     with TensorFile.open(manifest.directory / WEIGHTS_FILE) as file:
+        reader = _Reader(file, dtype)
         for site, module in manifest.modules.items():
-            a = _packed(file, module.a, dtype, scale=1.0)
-            b = _packed(file, module.b, dtype, scale=module.scale)
-            if a is None or b is None:
-                broken.append(site.name)
+            if site.outer:
+                tables[site.module] = reader.table(module, manifest.tokens.get(site.module, ()))
             else:
-                factors[site.layer, site.module] = Factor(a, b)
-    if broken:
-        raise AdapterInvalid([f"values that are not finite in {dtype}: {listed(broken)}"])
-    return PackedAdapter(manifest.digest, manifest.rank, factors)
+                factors[site.layer, site.module] = reader.factor(module, base)
+    if reader.broken:
+        raise AdapterInvalid([f"values that are not finite in {dtype}: {listed(reader.broken)}"])
+    if base.tie_word_embeddings and EMBEDDING in manifest.tokens:
+        tables.setdefault(HEAD, tables[EMBEDDING])
+    return PackedAdapter(manifest.digest, manifest.rank, factors, tables)
+
+
+class _Reader:
+    """Tensors of one file in one dtype; ``broken`` lists modules whose values do not fit it."""
+
+    def __init__(self, file: TensorFile, dtype: torch.dtype) -> None:
+        self._file, self._dtype = file, dtype
+        self.broken: list[str] = []
+
+    def factor(self, module: ModuleLora, base: BaseSpec) -> Factor:
+        inputs, outputs = base.shape_of(module.site.module)
+        a, b = self._read(module, Part.A), self._read(module, Part.B, module.scale)
+        return Factor(
+            a=torch.zeros((0, inputs), dtype=self._dtype) if a is None else a,
+            b=torch.zeros((outputs, 0), dtype=self._dtype) if b is None else b,
+            lora_bias=self._read(module, Part.LORA_BIAS, module.scale, torch.float32),
+            bias=self._read(module, Part.BIAS, 1.0, torch.float32),
+            magnitude=self._read(module, Part.MAGNITUDE, 1.0, torch.float32),
+        )
+
+    def table(self, module: ModuleLora, ids: tuple[int, ...]) -> Table:
+        a, b = self._read(module, Part.A), self._read(module, Part.B, module.scale)
+        if a is not None and b is not None and module.site.module == EMBEDDING:
+            a, b = b.t().contiguous(), a.t().contiguous()  # A is [r, V] there, B [H, r]
+        return Table(
+            whole=self._read(module, Part.WEIGHT),
+            rows=self._read(module, Part.TOKENS),
+            ids=ids,
+            low=b,
+            high=a,
+        )
+
+    def _read(
+        self,
+        module: ModuleLora,
+        part: Part,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor | None:
+        tensor = module.parts.get(part)
+        if tensor is None:
+            return None
+        packed = _packed(self._file, tensor, dtype or self._dtype, scale=scale)
+        if packed is None and module.name not in self.broken:
+            self.broken.append(module.name)
+        return packed
 
 
 def _packed(

@@ -1,15 +1,18 @@
 """The device table that finds an adapter's matrices: a ``LoraSite`` per layer and site.
 
 One row per resident adapter. Rows and rank blocks grow by reallocation, so there is no number of
-adapters and no largest rank to configure. A cleared row reads as an adapter of rank 0.
+adapters and no largest rank to configure. A cleared row reads as an adapter of rank 0. Columns for
+biases and gains exist from the first adapter on that has some: until then no kernel looks for them.
+What few adapters have, changes to embeddings and head, is kept beside in ``outer``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from engine.models.spec import ModelSpec
+from engine.outer import PagedTable
 from engine.placement import A_ROWS, SITES
 from kernels.lora_table import ABSENT, LoraSite, site_blocks
 
@@ -37,6 +40,8 @@ class SiteRow:
     a_units: torch.Tensor  # [L, slices, RB]
     b_units: torch.Tensor  # [L, NB]
     ranks: torch.Tensor  # [L, slices]
+    bias_units: torch.Tensor | None = None  # [L, NB]
+    gain_units: torch.Tensor | None = None  # [L, NB]
 
 
 @dataclass(slots=True)
@@ -46,6 +51,8 @@ class _Columns:
     a_units: torch.Tensor  # [L, rows, slices, RB]
     b_units: torch.Tensor  # [L, rows, NB]
     ranks: torch.Tensor  # [L, rows, slices]
+    bias_units: torch.Tensor | None  # [L, rows, NB]
+    gain_units: torch.Tensor | None  # [L, rows, NB]
     static: list[torch.Tensor] = field(default_factory=list)  # block_slice, block_row, block_rows
 
 
@@ -66,6 +73,9 @@ class AdapterTable:
         self._shapes, self._layers, self._device = site_shapes(spec), spec.num_layers, device
         self.epoch = 0  # changes with every row: what was derived from the table is stale
         self._rows, self._rank_blocks = 0, 0
+        self._vectors = False  # whether there are columns for biases and gains
+        self._vectored: set[int] = set()  # rows that use them
+        self.outer: dict[int, Mapping[str, PagedTable]] = {}
         self._columns: dict[str, _Columns] = {}
         self.sites: Sequence[LayerSites] = ()
         self._resize(FIRST_ROWS, 1)
@@ -78,11 +88,22 @@ class AdapterTable:
     def rank_capacity(self) -> int:
         return self._rank_blocks * A_ROWS
 
-    def write(self, row: int, entry: Mapping[str, SiteRow]) -> None:
+    def plain(self, rows: Iterable[int]) -> bool:
+        """These adapters are A and B of linear layers, and nothing else of those."""
+        return self._vectored.isdisjoint(rows)
+
+    def write(
+        self,
+        row: int,
+        entry: Mapping[str, SiteRow],
+        outer: Mapping[str, PagedTable] | None = None,
+    ) -> None:
         """Set a row, growing the table as needed."""
-        self.epoch += 1
+        self.clear(row)
         blocks = max(site.a_units.shape[2] for site in entry.values())
-        if row >= self._rows or blocks > self._rank_blocks:
+        vectored = any(site.bias_units is not None for site in entry.values())
+        if row >= self._rows or blocks > self._rank_blocks or vectored > self._vectors:
+            self._vectors = self._vectors or vectored
             rows = self._rows if row < self._rows else max(row + 1, 2 * self._rows)
             self._resize(rows, max(blocks, self._rank_blocks))
         for name, site in entry.items():
@@ -91,12 +112,27 @@ class AdapterTable:
             columns.a_units[:, row, :, : site.a_units.shape[2]] = site.a_units.to(self._device)
             columns.b_units[:, row] = site.b_units.to(self._device)
             columns.ranks[:, row] = site.ranks.to(self._device)
+            for column, units in (
+                (columns.bias_units, site.bias_units),
+                (columns.gain_units, site.gain_units),
+            ):
+                if column is not None and units is not None:
+                    column[:, row] = units.to(self._device)
+        if vectored:
+            self._vectored.add(row)
+        if outer:
+            self.outer[row] = outer
 
     def clear(self, row: int) -> None:
         self.epoch += 1
+        self.outer.pop(row, None)
         if row < self._rows:
             for columns in self._columns.values():
                 columns.ranks[:, row] = 0
+                if row in self._vectored and columns.bias_units is not None:
+                    assert columns.gain_units is not None, "both or neither"
+                    columns.bias_units[:, row] = columns.gain_units[:, row] = ABSENT
+        self._vectored.discard(row)
 
     def _resize(self, rows: int, rank_blocks: int) -> None:
         self._rows, self._rank_blocks = rows, rank_blocks
@@ -112,6 +148,8 @@ class AdapterTable:
             a_units=self._full(*lead, slices, self._rank_blocks, fill=ABSENT),
             b_units=self._full(*lead, shape.blocks, fill=ABSENT),
             ranks=self._full(*lead, slices, fill=0),
+            bias_units=self._full(*lead, shape.blocks, fill=ABSENT) if self._vectors else None,
+            gain_units=self._full(*lead, shape.blocks, fill=ABSENT) if self._vectors else None,
             static=[
                 torch.tensor(column, dtype=torch.int32, device=self._device)
                 for column in site_blocks(shape.slices)
@@ -122,6 +160,12 @@ class AdapterTable:
             columns.a_units[:, :rows, :, :blocks] = old.a_units
             columns.b_units[:, :rows] = old.b_units
             columns.ranks[:, :rows] = old.ranks
+            for column, before in (
+                (columns.bias_units, old.bias_units),
+                (columns.gain_units, old.gain_units),
+            ):
+                if column is not None and before is not None:
+                    column[:, :rows] = before
         return columns
 
     def _view(self, name: str, layer: int) -> LoraSite:
@@ -136,6 +180,8 @@ class AdapterTable:
             block_slice=block_slice,
             block_row=block_row,
             block_rows=block_rows,
+            bias_units=None if columns.bias_units is None else columns.bias_units[layer],
+            scale_units=None if columns.gain_units is None else columns.gain_units[layer],
         )
 
     def _full(self, *shape: int, fill: int) -> torch.Tensor:

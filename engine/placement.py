@@ -7,6 +7,8 @@ element offset in the pool divided by 64, its *unit*.
 
     A block  rows x Kp   Kp = K rounded up to 64
     B block  rows x rp   rp = r rounded up to 8; the pad columns are zero
+    vector   up to 128 elements, for the outputs of a B block
+    table    rows x Wp   of the embeddings or the head: as many rows as fit, 128 at most
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +49,16 @@ def blocks_of_a(rank: int, inputs: int) -> list[Block]:
 
 def blocks_of_b(outputs: int, rank: int) -> list[Block]:
     return list(_cut(outputs, B_ROWS, padded_rank(rank)))
+
+
+def blocks_of_vector(outputs: int) -> list[Block]:
+    """A vector is a matrix of one column."""
+    return list(_cut(outputs, B_ROWS, 1))
+
+
+def blocks_of_table(rows: int, width: int, page_elements: int) -> list[Block]:
+    stride = round_up(width, 8)
+    return list(_cut(rows, max(1, min(B_ROWS, page_elements // stride)), stride))
 
 
 def padded_inputs(inputs: int) -> int:

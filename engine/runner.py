@@ -16,6 +16,7 @@ from adapters.pack import PackedAdapter
 from adapters.store import AdapterStore
 from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
+from engine.adapter_vectors import BaseVectors
 from engine.batch import BatchBuilder, HeadLayout, StepInputs
 from engine.built import Built
 from engine.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ from engine.loading import Placement, Weights
 from engine.memory import PoolSize
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
+from engine.outer import OuterPass
 from engine.page_memory import PageMemory
 from engine.precision import choose_device, choose_dtype
 from engine.profile import run_largest_pass
@@ -90,19 +92,39 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Pending:
         if not plan.chunks:
             return Nothing()
-        if self._graphs is not None and (logits := self._graphs.run(plan)) is not None:
+        outer = self._outer(plan)
+        if (
+            self._graphs is not None
+            and outer is None
+            and (logits := self._graphs.run(plan)) is not None
+        ):
             draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
             return PassPending(plan, HeadLayout.one_each(len(draws)), draw(logits, draws), ())
         inputs = self._builder.build(plan)
-        hidden = self._model(inputs, self._memory.layers, self._lora(inputs))
+        hidden = self._model(inputs, self._memory.layers, self._lora(inputs, outer))
         draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
-        drawing = draw(self._model.head(hidden[: len(draws)]), draws) if draws else None
-        return PassPending(plan, inputs.heads, drawing, self._prompts(plan, inputs, hidden))
+        owners = [chunk.adapter for chunk in plan.chunks if chunk.draw is not None]
+        drawing = draw(self._head(hidden[: len(draws)], outer, owners), draws) if draws else None
+        return PassPending(plan, inputs.heads, drawing, self._prompts(plan, inputs, hidden, outer))
+
+    def _outer(self, plan: StepPlan) -> OuterPass | None:
+        """When an adapter of the pass changes embeddings or head."""
+        tables = self._table.outer
+        if not tables or tables.keys().isdisjoint(chunk.adapter for chunk in plan.chunks):
+            return None
+        return OuterPass(self._memory.flat, tables, self._model.deterministic)
+
+    def _head(
+        self, hidden: torch.Tensor, outer: OuterPass | None, owners: Sequence[int]
+    ) -> torch.Tensor:
+        """float32 logits of rows whose adapters are ``owners``."""
+        logits = self._model.head(hidden)
+        return logits if outer is None else outer.head(hidden, logits, owners)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         return self._model.head(self._model(inputs, self._memory.layers, self._lora(inputs)))
 
-    def _lora(self, inputs: StepInputs) -> LoraPass | None:
+    def _lora(self, inputs: StepInputs, outer: OuterPass | None = None) -> LoraPass | None:
         if inputs.segments is None:
             return None
         return LoraPass(
@@ -111,10 +133,15 @@ class ModelRunner:
             segments=inputs.segments,
             deterministic=self._model.deterministic,
             stacked=None if self._stacks is None else self._stacks.rows(inputs.segments),
+            outer=outer,
         )
 
     def _prompts(
-        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        outer: OuterPass | None,
     ) -> list[list[tuple[TopLogprobs, int]]]:
         """Per prompt that asks: the log-probability of each token given those before it."""
         found = []
@@ -124,7 +151,8 @@ class ModelRunner:
             tiles = []
             for at in range(0, count, PROMPT_ROWS):
                 end = min(at + PROMPT_ROWS, count)
-                logits = self._model.head(hidden[first + at : first + end])
+                owners = [plan.chunks[chunk].adapter] * (end - at)
+                logits = self._head(hidden[first + at : first + end], outer, owners)
                 tiles.append((TopLogprobs.of(logits, tokens[at:end], wanted), end - at))
             found.append(tiles)
         return found
@@ -179,7 +207,7 @@ def _compose(config: EngineConfig, model: Decoder, weights: Weights) -> Built[Pa
         runner.capture(config, -(-size.max_model_len(pages) // config.page_tokens))
     return Built(
         runner=runner,
-        memory=AdapterMemory(spec, memory, table),
+        memory=AdapterMemory(spec, memory, table, BaseVectors(model.linears(), place.device)),
         base=BaseInfo(
             fingerprint=base.fingerprint,
             architecture=spec.architecture,

@@ -11,6 +11,7 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.layers.stacked import StackedRows
+from engine.outer import OuterPass
 from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_table import LoraSite
@@ -24,6 +25,7 @@ class LoraPass:
     segments: Segments
     deterministic: bool = False
     stacked: StackedRows | None = None  # on CPU: the batch's adapters side by side
+    outer: OuterPass | None = None  # when adapters of the table change embeddings or head
 
 
 class Adapted:

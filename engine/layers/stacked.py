@@ -6,9 +6,9 @@ own slice; h = x Aᵀ is computed for all rows at once, the columns of other ada
 zeros, and one product with Bᵀ gives every row its own adapter's addend.
 
 A stack is kept until residency changes, and serves any batch whose adapters it has. Batches whose
-stack would be large, or has a value that is not finite (0 times it would reach other rows), take
-the kernels' path instead. So does deterministic mode: here a row's rounding depends on how many
-ranks share the product.
+adapters have biases or gains, whose stack would be large, or whose stack has a value that is not
+finite (0 times it would reach other rows), take the kernels' path instead. So does deterministic
+mode: here a row's rounding depends on how many ranks share the product.
 """
 
 from collections import OrderedDict
@@ -76,7 +76,7 @@ class Stacks:
         if self._epoch != self._table.epoch:
             self._kept.clear()
             self._epoch = self._table.epoch
-        stack = self._find(adapters)
+        stack = self._find(adapters) if self._table.plain(adapters) else None
         if stack is None:
             return None
         column = segments.adapter.long().repeat_interleave(segments.length.long())

@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import StepInputs
 from engine.layers.attention import Attention, HeadNorms
+from engine.layers.linear import Linear
 from engine.layers.lora import Adapted, LoraPass
 from engine.layers.rotary import rotary_table
 from engine.loading import Weights
@@ -83,6 +84,8 @@ class Decoder:
         """The last hidden state of the rows that go through the head: [R, H], normed."""
         eps = self.spec.rms_eps
         residual = self.embedding(inputs.tokens)
+        if lora is not None and lora.outer is not None:
+            lora.outer.embed(inputs.tokens, residual, lora.segments.runs)
         x = rms_norm(residual, self.layers[0].before_attention, eps)
         for number, layer in enumerate(self.layers):
             if number:
@@ -90,6 +93,18 @@ class Decoder:
             x = layer(x, residual, kv[number], inputs, lora)
         rows = inputs.head_rows
         return rms_norm(x[rows], self.norm, eps, residual=residual[rows])
+
+    def linears(self) -> list[dict[str, Linear]]:
+        """Of each layer, the base's linear of each site."""
+        return [
+            {
+                "qkv": layer.qkv.linear,
+                "o": layer.o.linear,
+                "gate_up": layer.gate_up.linear,
+                "down": layer.down.linear,
+            }
+            for layer in self.layers
+        ]
 
 
 def _head_norms(weights: Weights, prefix: str) -> HeadNorms:

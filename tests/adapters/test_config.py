@@ -25,13 +25,16 @@ def scale(name: str = "model.layers.0.self_attn.q_proj", rank: int = 4, **change
         ({"peft_type": "IA3"}, "only LORA"),
         ({"peft_type": "ADALORA"}, "only LORA"),
         ({"peft_type": ...}, "only LORA"),
-        ({"use_dora": True}, "DoRA is not supported"),
-        ({"lora_bias": True}, "LoRA biases"),
-        ({"bias": "lora_only"}, "trained biases"),
-        ({"bias": "all"}, "trained biases"),
-        ({"modules_to_save": ["lm_head"]}, "whole weights"),
-        ({"trainable_token_indices": [1]}, "trainable tokens"),
-        ({"alora_invocation_tokens": [5, 6]}, "aLoRA"),
+        ({"use_dora": "yes"}, "neither true nor false"),
+        ({"use_dora": True, "lora_bias": True}, "DoRA has no LoRA biases"),
+        ({"use_dora": True, "alora_invocation_tokens": [1]}, "cannot use DoRA"),
+        ({"bias": "some"}, "is none of none, all, lora_only"),
+        ({"modules_to_save": "lm_head"}, "not a list of names"),
+        ({"trainable_token_indices": [1, -1]}, "not a list of token ids"),
+        ({"trainable_token_indices": [1, 1]}, "names a token twice"),
+        ({"trainable_token_indices": {"norm": [1]}}, "only embed_tokens and lm_head"),
+        ({"alora_invocation_tokens": ["a"]}, "not a list of token ids"),
+        ({"alora_invocation_tokens": [0] * 70_000}, "at most"),
         ({"layer_replication": [[0, 2]]}, "replicated layers"),
         ({"target_parameters": ["mlp.experts"]}, "bare parameters"),
         ({"kasa_config": {"a": 1}}, "KaSA"),
@@ -86,7 +89,7 @@ def test_refuses_what_is_not_a_config(data, said):
 
 
 def test_lists_every_fault_at_once():
-    text = problems(use_dora=True, r="x", lora_alpha=..., bias="all", modules_to_save=["a"])
+    text = problems(use_dora=1, r="x", lora_alpha=..., bias="x", modules_to_save=4)
     assert all(word in text for word in ("use_dora", "r:", "lora_alpha", "bias", "modules_to_save"))
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.keys import Foreign, LoraKey, Part, Site, parse_key
+from adapters.keys import OUTSIDE, Foreign, LoraKey, Part, Site, parse_key
 
 Q = "model.layers.2.self_attn.q_proj"
 
@@ -17,6 +17,9 @@ Q = "model.layers.2.self_attn.q_proj"
         f"base_model.model.{Q}.base_layer.lora_A.weight",
         f"base_model.model.{Q}.base_layer.lora_A.default.weight",
         f"{Q}.lora_A.weight",
+        f"base_model.model.language_model.{Q}.lora_A.weight",
+        f"base_model.model.{Q}.lora_A.weight".replace("model.layers", "language_model.layers"),
+        f"base_model.model._orig_mod.{Q}.lora_A.weight",
     ],
 )
 def test_known_spellings_mean_the_same(name):
@@ -24,28 +27,46 @@ def test_known_spellings_mean_the_same(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "site", "part"),
+    [
+        (f"{Q}.lora_magnitude_vector", Site(2, "q_proj"), Part.MAGNITUDE),
+        (f"{Q}.lora_magnitude_vector.default.weight", Site(2, "q_proj"), Part.MAGNITUDE),
+        (f"{Q}.lora_B.bias", Site(2, "q_proj"), Part.LORA_BIAS),
+        (f"{Q}.lora_B.default.bias", Site(2, "q_proj"), Part.LORA_BIAS),
+        (f"{Q}.bias", Site(2, "q_proj"), Part.BIAS),
+        (f"{Q}.base_layer.bias", Site(2, "q_proj"), Part.BIAS),
+        ("lm_head.weight", Site(OUTSIDE, "lm_head"), Part.WEIGHT),
+        ("lm_head.modules_to_save.default.weight", Site(OUTSIDE, "lm_head"), Part.WEIGHT),
+        ("lm_head.lora_A.weight", Site(OUTSIDE, "lm_head"), Part.A),
+        ("lm_head.base_layer.weight", Site(OUTSIDE, "lm_head"), Part.BASE_WEIGHT),
+        ("model.embed_tokens.lora_embedding_A", Site(OUTSIDE, "embed_tokens"), Part.A),
+        ("model.embed_tokens.lora_embedding_B.default", Site(OUTSIDE, "embed_tokens"), Part.B),
+        (
+            "model.embed_tokens.token_adapter.trainable_tokens_delta",
+            Site(OUTSIDE, "embed_tokens"),
+            Part.TOKENS,
+        ),
+    ],
+)
+@pytest.mark.parametrize("wrapper", ["", "base_model.model.", "base_model.model._orig_mod."])
+def test_every_part_of_every_module_is_known(wrapper, name, site, part):
+    assert parse_key(wrapper + name) == LoraKey(site, part)
+
+
+@pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (f"base_model.model.{Q}.lora_magnitude_vector", Foreign.DORA),
-        (f"base_model.model.{Q}.lora_magnitude_vector.default.weight", Foreign.DORA),
-        (f"base_model.model.{Q}.lora_B.bias", Foreign.LORA_BIAS),
-        (f"base_model.model.{Q}.bias", Foreign.BIAS),
-        (f"base_model.model.{Q}.base_layer.bias", Foreign.BIAS),
         (f"base_model.model.{Q}.base_layer.weight", Foreign.SAVED),
-        ("base_model.model.lm_head.weight", Foreign.SAVED),
-        ("base_model.model.lm_head.lora_A.weight", Foreign.HEAD),
-        ("base_model.model.lm_head.base_layer.weight", Foreign.SAVED),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", Foreign.EMBEDDING),
-        (
-            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
-            Foreign.TOKENS,
-        ),
+        ("base_model.model.model.norm.weight", Foreign.SAVED),
+        ("base_model.model.model.embed_tokens.lora_A.weight", Foreign.UNKNOWN),
+        (f"base_model.model.{Q}.ia3_l", Foreign.NOT_LORA),
         (f"base_model.model.{Q}.lora_A.other.weight", Foreign.UNKNOWN),
-        (f"base_model.model.language_model.{Q}.lora_A.weight", Foreign.UNKNOWN),
+        (f"base_model.model.vision_tower.{Q}.lora_A.weight", Foreign.UNKNOWN),
         ("base_model.model.model.layers.02.self_attn.q_proj.lora_A.weight", Foreign.UNKNOWN),
         ("base_model.model.model.layers.٣.self_attn.q_proj.lora_A.weight", Foreign.UNKNOWN),
         ("base_model.model.model.layers.2.mlp.q_proj.lora_A.weight", Foreign.UNKNOWN),
         ("base_model.model.model.layers.2.self_attn.qkv_proj.lora_A.weight", Foreign.UNKNOWN),
+        ("model." * 40 + "layers.2.mlp.up_proj.lora_A.weight", Foreign.UNKNOWN),
         ("", Foreign.UNKNOWN),
     ],
 )

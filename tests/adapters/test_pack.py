@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -114,26 +115,38 @@ def test_equals_peft_module_by_module(tmp_path, base, settings):
     )
 
 
-def test_what_peft_calls_dora_and_pissa_is_refused(tmp_path, base):
-    for name, settings in {
-        "dora": {"use_dora": True},
-        "pissa": {"init_lora_weights": "pissa"},
-    }.items():
-        path = trained(tmp_path / name, target_modules=["q_proj"], **settings)
-        with pytest.raises(AdapterInvalid):
-            pack(path, base, torch.float32)
-
-
-def test_whole_weights_saved_beside_lora_are_refused(tmp_path, base):
-    path = trained(tmp_path, target_modules=["q_proj"], modules_to_save=["lm_head"])
-    with pytest.raises(AdapterInvalid, match=r"modules_to_save.*lm_head"):
+def test_an_initialisation_that_changes_the_base_is_refused(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj"], init_lora_weights="pissa")
+    with pytest.raises(AdapterInvalid, match="changes the base's weights"):
         pack(path, base, torch.float32)
 
 
-def test_lora_on_embeddings_is_refused_by_name(tmp_path, base):
+def test_a_norm_saved_whole_is_refused_by_name(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj"], modules_to_save=["norm"])
+    with pytest.raises(AdapterInvalid, match=r"modules_to_save: norm.*"):
+        pack(path, base, torch.float32)
+
+
+def test_embeddings_of_another_base_saved_beside_lora_are_refused(tmp_path, base):
+    """PEFT would put them in the base's place without a word."""
     path = trained(tmp_path, target_modules=["q_proj", "embed_tokens"])
-    with pytest.raises(AdapterInvalid, match="embed_tokens"):
-        pack(path, base, torch.float32)
+    validate(path, base)
+    file = path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors["base_model.model.model.embed_tokens.base_layer.weight"][5] += 0.25
+    save_file(tensors, file)
+    with pytest.raises(AdapterInvalid, match=r"embed_tokens\.base_layer.* another base"):
+        validate(path, base)
+
+
+def test_resized_embeddings_are_refused_with_both_sizes(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    file = path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors["base_model.model.model.embed_tokens.weight"] = torch.zeros(66, 24)
+    save_file(tensors, file)
+    with pytest.raises(AdapterInvalid, match=r"weight is \[66, 24\], the base needs \[64, 24\]"):
+        validate(path, base)
 
 
 @pytest.mark.parametrize("stored", ["F16", "BF16", "F32"])

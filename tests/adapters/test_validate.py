@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.errors import AdapterInvalid
+from adapters.errors import AdapterInvalid, WrongBase
 from adapters.keys import PARENTS
 from adapters.validate import validate
 from tests.adapters.builders import BASE, PREFIX, Tensors, config, encode, lora, write_adapter
@@ -61,13 +61,14 @@ def test_accepts_plain_lora_on_every_linear(tmp_path, module, dtype):
         (replaced("B", np.full((24, 4), 3e38)), "after scaling by 2"),
         (replaced("A", np.ones((4, 24)), "F64"), "dtype F64 of lora_A"),
         (replaced("A", np.ones((4, 24)), "I8"), "dtype I8 of lora_A"),
-        (lora() | {f"{Q}.lora_magnitude_vector": encode(np.ones(24))}, "DoRA"),
-        (lora() | {f"{Q}.lora_B.bias": encode(np.ones(24))}, "LoRA biases"),
-        (lora() | {f"{Q}.bias": encode(np.ones(24))}, "trained biases"),
+        (lora() | {f"{Q}.lora_magnitude_vector": encode(np.ones(24))}, "does not set use_dora"),
+        (lora() | {f"{Q}.lora_B.bias": encode(np.ones(24))}, "does not set lora_bias"),
+        (lora() | {f"{Q}.bias": encode(np.ones(24))}, "bias=none"),
         (lora() | {f"{PREFIX}lm_head.weight": encode(np.ones((64, 24)))}, "modules_to_save"),
-        (lora() | {f"{PREFIX}lm_head.lora_A.weight": encode(np.ones((4, 24)))}, "output head"),
+        (lora() | {f"{PREFIX}lm_head.lora_A.weight": encode(np.ones((4, 24)))},
+         "lora_B is missing for: lm_head"),
         (lora() | {f"{PREFIX}model.embed_tokens.lora_embedding_A": encode(np.ones((4, 64)))},
-         "LoRA on embeddings"),
+         "lora_B is missing for: model.embed_tokens"),
         (lora() | {f"{PREFIX}model.x.lora_A.weight": encode(np.ones((4, 24)))},
          "match no module of the base: base_model.model.model.x.lora_A.weight"),
         (lora() | {f"{Q}.lora_A.default.weight": encode(np.ones((4, 24)))}, "given twice"),
@@ -86,10 +87,9 @@ def test_lists_faults_of_config_keys_shapes_and_values_together(tmp_path):
 
 
 def test_a_fault_of_many_modules_is_one_line(tmp_path):
-    junk = {f"junk.{i}": encode(np.ones(1)) for i in range(100)}
+    junk = {f"junk.{i}": encode(np.ones(1)) for i in range(150)}
     text = faults(tmp_path, None, lora() | junk)
-    assert "junk.11 and 88 more" in text
-    assert len(text) < 500
+    assert "junk.99 and 50 more" in text
 
 
 def test_another_base_of_other_shape_is_refused_module_by_module(tmp_path):
@@ -180,3 +180,47 @@ def check(path: Path, settings: bytes, tensors: Tensors | None = None) -> bool:
         return True
     assert all(problem.isprintable() for problem in refusal.problems)
     return False
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "names", "same"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", ("/models/llama-3.1-8b-instruct-awq-int4",), True),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", ("x/Llama-3.1-8B-Instruct",), True),
+        ("x/y", ("/cache/models--x--y/snapshots/" + "a" * 40,), True),
+        ("meta-llama/Llama-3.1-8B", ("/models/llama-3.1-8b-instruct-awq-int4",), False),
+        ("some/other", ("some/base", "/srv/m"), False),
+        ("/home/me/checkpoints/other", ("some/base",), True),  # a path says nothing
+        ("some/other", (), True),
+    ],
+)
+def test_another_bases_name_is_refused_unless_forced(tmp_path, trained_on, names, same):
+    path = write_adapter(tmp_path, config(base_model_name_or_path=trained_on))
+    base = replace(BASE, names=names)
+    if same:
+        validate(path, base)
+        return
+    with pytest.raises(WrongBase, match="base_model_name_or_path"):
+        validate(path, base)
+    assert any(
+        "base_model_name_or_path" in text for text in validate(path, base, force=True).warnings
+    )
+
+
+def test_a_fingerprint_that_somebody_wrote_down_decides_alone(tmp_path):
+    path = write_adapter(tmp_path, config(base_model_name_or_path="some/other"))
+    base = replace(BASE, names=("some/base",))
+    validate(path, base, fingerprint="f" * 64)
+    with pytest.raises(WrongBase, match="fingerprint eeee"):
+        validate(path, base, fingerprint="e" * 64)
+    path = write_adapter(tmp_path / "b", config(base_fingerprint="e" * 64))
+    with pytest.raises(WrongBase, match="fingerprint eeee"):
+        validate(path, base)
+
+
+def test_another_base_and_other_faults_are_one_list(tmp_path):
+    path = write_adapter(tmp_path, config(base_model_name_or_path="some/other", r=9))
+    with pytest.raises(AdapterInvalid) as caught:
+        validate(path, replace(BASE, names=("some/base",)))
+    assert not isinstance(caught.value, WrongBase)
+    assert len(caught.value.problems) == 2

@@ -8,6 +8,7 @@ import torch
 from adapters.pack import PackedAdapter
 from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
+from engine.adapter_vectors import BaseVectors
 from engine.batch import BatchBuilder
 from engine.checkpoint import Checkpoint
 from engine.loading import Placement, Weights
@@ -39,7 +40,8 @@ class Rig:
         self.page_tokens = page_tokens
         self.memory = PageMemory(self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu)
         self.table = AdapterTable(self.spec, cpu)
-        self.adapters = AdapterMemory(self.spec, self.memory, self.table)
+        vectors = BaseVectors(self.model.linears(), cpu)
+        self.adapters = AdapterMemory(self.spec, self.memory, self.table, vectors)
         self.builder = BatchBuilder(page_tokens, cpu)
         self.runner = ModelRunner(self.model, self.memory, self.table, self.builder)
         self._free = list(range(pages))[::-1]  # not in order: a page's number is not its place
@@ -62,9 +64,13 @@ class Rig:
     def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Of every row of the plan: [T, V]."""
         asking = [with_prompt_rows(chunk) for chunk in chunks]
-        inputs = self.builder.build(StepPlan(asking))
-        hidden = self.model(inputs, self.memory.layers, self.runner._lora(inputs))
-        logits = self.model.head(hidden)
+        plan = StepPlan(asking)
+        inputs, outer = self.builder.build(plan), self.runner._outer(plan)
+        hidden = self.model(inputs, self.memory.layers, self.runner._lora(inputs, outer))
+        owners = [chunk.adapter for chunk in asking]
+        for number, _, count in inputs.heads.prompts:
+            owners += [asking[number].adapter] * count
+        logits = self.runner._head(hidden, outer, owners)
         ordered = torch.empty_like(logits)
         ordered[inputs.head_rows] = logits
         return ordered
