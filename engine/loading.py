@@ -6,7 +6,8 @@ every module of the model must be found, in the shape the config implies; otherw
 CheckpointInvalid names the module, what was found and what was expected.
 
 On CUDA a 4-bit module stays packed. On CPU, at 8 bits, or fused with modules of another kind, it
-is dequantised once, in float32, to the compute dtype. The head of a bf16 model is float32 on CPU:
+is dequantised once, in float32, to the compute dtype; in bfloat16 a CPU keeps the codes as well,
+for passes of few rows. The head of a bf16 model is float32 on CPU:
 bf16 logits are too coarse, exact ties occur.
 """
 
@@ -18,6 +19,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
 from engine.layers.embedding import Embedding, Head
+from engine.layers.int4 import FewOrMany, Int4
 from engine.layers.linear import W4, Dense, Linear, Prepacked, fuse, pack
 from engine.layers.tiling import Tiled, Tiling, find_tiling
 from engine.models.spec import ModelSpec
@@ -57,6 +59,7 @@ class Weights:
         self._used: set[str] = set()
         self._tilings: dict[tuple[tuple[int, int], torch.dtype], Tiling] = {}
         self._prepack = place.device.type == "cpu" and Prepacked.usable(place.dtype)
+        self._int4 = self._prepack and place.dtype == torch.bfloat16 and Int4.usable()
 
     def linear(self, prefix: str, inputs: int, outputs: Mapping[str, int], *, bias: bool) -> Linear:
         """One Linear over the modules ``prefix.name`` side by side, each with its outputs."""
@@ -115,9 +118,18 @@ class Weights:
         if place.device.type != "cpu" and len(packed) == len(weights):
             parts = [pack(weight, place.device, dtype) for weight in fuse(packed)]
             return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
+        few = self._few(packed, bias) if len(packed) == len(weights) else None
+        if few is not None and place.deterministic:
+            return self._tile(few)
         wide = [w.dense() if isinstance(w, Quantised) else w.float() for w in weights]
         dense = torch.cat([w.to(place.device) for w in wide]).to(dtype)
-        return self._tile(Prepacked(dense, bias) if self._prepack else Dense(dense, bias))
+        many = self._tile(Prepacked(dense, bias) if self._prepack else Dense(dense, bias))
+        return many if few is None else FewOrMany(few, many)
+
+    def _few(self, packed: Sequence[Quantised], bias: torch.Tensor | None) -> Int4 | None:
+        """The codes as a CPU multiplies with them, where it can."""
+        parts = fuse(packed) if self._int4 else []
+        return Int4(parts[0], bias) if len(parts) == 1 and Int4.fits(parts[0]) else None
 
     def _tile(self, linear: Linear) -> Linear:
         """In deterministic mode, in tiles found by trying this shape's first weight."""
