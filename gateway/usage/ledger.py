@@ -18,6 +18,7 @@ from datetime import date
 
 from engine.protocol import Counts
 from gateway.db import Database, DatabaseUnavailable
+from gateway.errors import Conflict
 from gateway.usage.event import Event, event_of, time_of
 from gateway.usage.log import Entry, Position, UsageLog
 from gateway.usage.pricing import PriceBook
@@ -79,13 +80,19 @@ class Ledger:
         await self._close_orphans()
         return total
 
+    async def _catch_up(self) -> None:
+        """What one more read brings, or several while they are full: traffic is not chased."""
+        while await self._settle_batch() == BATCH:
+            pass
+        await self._close_orphans()
+
     async def run(self, interval_s: float) -> None:
         """Settle for ever. While the database is away the log keeps everything."""
         reachable = True
         while True:
             try:
-                await self.settle()
-            except DatabaseUnavailable as error:
+                await self._catch_up()
+            except (DatabaseUnavailable, Conflict) as error:
                 if reachable:
                     log.warning("usage stays in the log: %s", error)
                 reachable = False
