@@ -12,6 +12,8 @@ from engine.metrics import EngineMetrics
 from engine.protocol import Counts, Finish, Output, RefusalCode, Refused, Step, ToGateway
 from engine.sequence import Phase, Request, Sequence
 
+MOST_RECORDED = 10_000  # in one answer, well within a frame
+
 Say = Callable[[int, ToGateway], None]  # a message for one connection
 
 
@@ -96,6 +98,9 @@ class Book:
         """What is known about a request, open or ended, of this boot or an earlier one."""
         request = self.find(connection, name)
         return self._counts(request) if request else self._record.read(name)
+
+    def recorded(self, start: int, most: int) -> list[Counts]:
+        return self._record.page(start, min(most, MOST_RECORDED))
 
     def flush(self) -> None:
         """One Step to each connection there is something to say to."""

@@ -19,6 +19,7 @@ from engine.protocol import (
     AdapterRef,
     AskCounts,
     AskMetrics,
+    AskRecorded,
     Cancel,
     Counts,
     Drain,
@@ -29,6 +30,7 @@ from engine.protocol import (
     Metrics,
     Output,
     Prefetch,
+    Recorded,
     RefusalCode,
     Refused,
     Step,
@@ -40,7 +42,7 @@ from engine.protocol import (
 )
 from engine.transport import Connection, ConnectionLost, dial
 
-Answer = TypeVar("Answer", Counts, Metrics)
+Answer = TypeVar("Answer", Counts, Metrics, Recorded)
 
 
 class EngineLost(Exception):
@@ -176,6 +178,7 @@ class EngineClient:
         self._streams: dict[str, Stream] = {}
         self._metrics: deque[asyncio.Future[Metrics]] = deque()
         self._counts: deque[asyncio.Future[Counts]] = deque()
+        self._recorded: deque[asyncio.Future[Recorded]] = deque()
         self._ended = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name=f"engine {welcome.engine}")
 
@@ -227,6 +230,13 @@ class EngineClient:
         self.tell(AskCounts(list(requests)))
         return list(await asyncio.wait_for(asyncio.gather(*answers), timeout_s))
 
+    async def recorded(self, start: int, most: int, *, timeout_s: float = 10.0) -> list[Counts]:
+        """A page of the engine's own record, oldest first. As for ``metrics``."""
+        answer: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
+        self._recorded.append(answer)
+        self.tell(AskRecorded(start, most))
+        return (await asyncio.wait_for(answer, timeout_s)).counts
+
     def prefetch(self, adapter: AdapterRef) -> None:
         self.tell(Prefetch(adapter))
 
@@ -264,7 +274,7 @@ class EngineClient:
                 self._connection.write(message)
             except (ConnectionLost, OSError) as error:
                 self._lose(str(error))
-        elif isinstance(message, AskMetrics | AskCounts):
+        elif isinstance(message, AskMetrics | AskCounts | AskRecorded):
             self._lose(str(self.lost))
 
     async def flush(self) -> None:
@@ -298,6 +308,8 @@ class EngineClient:
                 _answer(self._metrics, message)
             case Counts():
                 _answer(self._counts, message)
+            case Recorded():
+                _answer(self._recorded, message)
             case Goodbye(reason):
                 self.goodbye = reason
 
@@ -314,6 +326,7 @@ class EngineClient:
             stream.fail(EngineLost(reason))
         _fail(self._metrics, reason)
         _fail(self._counts, reason)
+        _fail(self._recorded, reason)
         self._connection.abort()
         self._ended.set()
 

@@ -31,6 +31,7 @@ from engine.metrics import EngineMetrics
 from engine.pages import Kind, PagePool
 from engine.protocol import (
     AskCounts,
+    AskRecorded,
     Cancel,
     Drain,
     Finish,
@@ -38,6 +39,7 @@ from engine.protocol import (
     Grant,
     Load,
     Prefetch,
+    Recorded,
     RefusalCode,
     Refused,
     Submit,
@@ -66,7 +68,7 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class Heard:
     connection: int
-    message: Submit | Grant | Cancel | Prefetch | Drain | AskCounts | Gone
+    message: Submit | Grant | Cancel | Prefetch | Drain | AskCounts | AskRecorded | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,8 @@ class Core(Generic[P]):
                 case AskCounts(names):
                     for name in names:
                         self._say(connection, self.book.counts(connection, name))
+                case AskRecorded(start, most):
+                    self._say(connection, Recorded(self.book.recorded(start, most)))
                 case Drain():
                     self.drain()
                 case Gone():

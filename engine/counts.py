@@ -7,6 +7,7 @@ Belongs to the engine loop's thread.
 """
 
 import logging
+from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -40,20 +41,31 @@ class CountRecord:
             self._rotate()
         self._newer[counts.request] = counts
         if self._file:
-            self._file.write(self._encode(counts).decode() + "\n")
+            try:  # a full buffer goes to the disk from here
+                self._file.write(self._encode(counts).decode() + "\n")
+            except OSError as error:
+                self._give_up(error)
 
     def read(self, request: str) -> Counts:
         """All zero when unknown."""
         return self._newer.get(request) or self._older.get(request) or Counts(request)
+
+    def page(self, start: int, most: int) -> list[Counts]:
+        """Some of what is kept, oldest first; a request in both generations comes once."""
+        older = (counts for name, counts in self._older.items() if name not in self._newer)
+        return list(islice(chain(older, self._newer.values()), start, start + most))
 
     def flush(self) -> None:
         if self._file:
             try:
                 self._file.flush()
             except OSError as error:
-                # Serving goes on: the gateways' own logs are what is billed by.
-                log.error("token counts are no longer recorded in %s: %s", self._path, error)
-                self._file = None
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Serving goes on: the gateways' own logs are what is billed by."""
+        log.error("token counts are no longer recorded in %s: %s", self._path, error)
+        self._file = None
 
     def close(self) -> None:
         self.flush()

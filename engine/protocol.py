@@ -146,6 +146,13 @@ class AskCounts(Message, frozen=True):
     requests: list[str]
 
 
+class AskRecorded(Message, frozen=True):
+    """A page of the engine's own record, oldest first. Answered by one Recorded."""
+
+    start: int  # how many to pass over
+    most: int
+
+
 class TokenLogprobs(Fact, frozen=True):
     logprob: float  # of the token itself, after penalties, before temperature
     top: list[tuple[int, float]] = []  # (token, logprob), most likely first
@@ -213,9 +220,15 @@ class Counts(Message, frozen=True):
     finished: bool = False
 
 
+class Recorded(Message, frozen=True):
+    """Requests of this boot and of earlier ones that are still kept; empty past the end."""
+
+    counts: list[Counts]
+
+
 class Goodbye(Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Submit | Grant | Cancel | Prefetch | Drain | AskMetrics | AskCounts
-ToGateway = Welcome | Step | Refused | Load | Metrics | Counts | Goodbye
+ToEngine = Hello | Submit | Grant | Cancel | Prefetch | Drain | AskMetrics | AskCounts | AskRecorded
+ToGateway = Welcome | Step | Refused | Load | Metrics | Counts | Recorded | Goodbye

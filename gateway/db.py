@@ -8,11 +8,14 @@ SQLite runs in WAL mode with foreign keys on; writers take the write lock at onc
 them wait for each other instead of failing. On Postgres a reader sees one instant.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any, ClassVar, Generic, TypeVar
 
+import aiosqlite
 from sqlalchemy import (
     BigInteger,
     DateTime,
@@ -100,7 +103,8 @@ class Database:
     """Belongs to one event loop. ``notify`` is awaited after a published change was committed."""
 
     def __init__(self, url: str, *, notify: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.engine = _create_engine(url)
+        self._threads: list[Thread] = []  # of SQLite's connections
+        self.engine = _create_engine(url, self._threads)
         self._notify = notify
         sqlite_mode = self.engine.dialect.name == "sqlite"
         self.writer = self.engine.execution_options(begin="IMMEDIATE")
@@ -162,6 +166,10 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+        # One that was cut off in the middle still reports to the loop, which must be there.
+        for thread in self._threads:
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join, CONNECT_TIMEOUT_S)
 
 
 async def read_epoch(session: AsyncSession) -> int:
@@ -203,9 +211,18 @@ class TenantRepository(Generic[Row]):
         self._session.add(row)
 
 
-def _create_engine(url: str) -> AsyncEngine:
+def _create_engine(url: str, threads: list[Thread]) -> AsyncEngine:
     if make_url(url).get_backend_name() == "sqlite":
-        engine = create_async_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+        file = make_url(url).database or ":memory:"
+
+        async def connect() -> aiosqlite.Connection:
+            connection = aiosqlite.connect(file, timeout=BUSY_TIMEOUT_MS / 1000)
+            threads[:] = [thread for thread in threads if thread.is_alive()]
+            threads.append(connection._thread)
+            connection._thread.daemon = True
+            return await connection
+
+        engine = create_async_engine(url, async_creator=connect)
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine

@@ -1,4 +1,4 @@
-"""The operator's commands: ``loratorio tenant|key|adapter|price|usage|settle``.
+"""The operator's commands: ``loratorio tenant|key|adapter|price|period|usage|settle|reconcile``.
 
 They write the database directly; running gateways see every change within a second. Answers go to
 standard output as a table, or as JSON with ``--json``. What is wrong is said in one line on
@@ -14,7 +14,8 @@ GROUPS: dict[str, tuple[Callable[[Commands], None], str]] = {
     "tenant": (tenants.add, "create, list and revoke tenants"),
     "key": (keys.add, "create, list and revoke API keys"),
     "adapter": (adapters.add, "create, list and revoke a tenant's adapters"),
-    "price": (usage.add_prices, "set and list prices"),
+    "price": (usage.add_prices, "set, list and correct prices"),
+    "period": (usage.add_periods, "close and list billing months"),
 }
 
 

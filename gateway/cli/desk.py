@@ -31,6 +31,7 @@ class Desk:
         self.database = database
         self.files = files
         self.now = datetime.now(UTC)
+        self.exit_code = 0  # where the answer itself is bad news
         self._redis_url = redis_url
 
     @classmethod
@@ -86,14 +87,14 @@ def add_command(
 
 
 def _answer(run: Command, arguments: argparse.Namespace, *, make: bool) -> int:
-    async def attend() -> Row | Sequence[Row]:
+    async def attend() -> tuple[Row | Sequence[Row], int]:
         async with Desk.open(arguments, make=make) as desk:
             answer = await run(desk, arguments)
             await desk.announce()
-            return answer
+            return answer, desk.exit_code
 
     try:
-        answer = asyncio.run(attend())
+        answer, code = asyncio.run(attend())
     except (GatewayError, ConfigError, DatabaseUnavailable, OSError) as error:
         print(f"loratorio: error: {error}".replace("\n", " "), file=sys.stderr)
         return 1
@@ -103,4 +104,4 @@ def _answer(run: Command, arguments: argparse.Namespace, *, make: bool) -> int:
         print(as_json(answer))
     else:
         print(as_table([answer] if isinstance(answer, dict) else answer))
-    return 0
+    return code

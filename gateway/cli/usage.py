@@ -1,35 +1,61 @@
-"""``loratorio usage|price|settle``: what was used, what it costs, and bringing both up to date."""
+"""``loratorio usage|price|period|settle|reconcile``: what was used, what it costs, the proof."""
 
 import argparse
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 
+from engine.client import EngineClient, EngineLost
+from engine.protocol import Counts
+from engine.transport import AddressInvalid
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
-from gateway.errors import Conflict
+from gateway.errors import Conflict, InvalidRequest, NoEngine
 from gateway.identity.service import IdentityService
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
-from gateway.usage.models import Price
-from gateway.usage.pricing import PICO_PER_DOLLAR_PER_MILLION, dollars
+from gateway.usage.models import ClosedPeriod, Price
+from gateway.usage.pricing import DEFAULT_TIER, PICO_PER_DOLLAR_PER_MILLION, dollars
+from gateway.usage.reconcile import MOST_TOLD, Reconciliation, merged
 from gateway.usage.report import EVER, UsageReport
 from gateway.usage.repository import LedgerRepository
-from gateway.usage.service import PriceList
+from gateway.usage.repricing import Repricing
+from gateway.usage.service import PriceList, close_period
+
+RECORDED_PAGE = 5000  # requests asked of an engine at once
 
 
 def add_usage(group: Commands) -> None:
     used = add_command(group, "usage", usage, help="what a tenant used, by model")
     used.add_argument("--tenant", required=True, metavar="NAME")
     add_command(group, "settle", settle, help="bring a stopped gateway's log into the database")
+    proof = add_command(
+        group, "reconcile", reconcile, help="prove that ledger, roll-ups and engines agree"
+    )
+    proof.add_argument(
+        "--engine", action="append", default=[], metavar="ADDRESS", help="ask this engine too"
+    )
+
+
+def add_periods(group: Commands) -> None:
+    closed = add_command(group, "close", close, help="close a month: later events go to the next")
+    closed.add_argument("period", metavar="YYYY-MM")
+    add_command(group, "list", list_periods, help="list the closed months")
 
 
 def add_prices(group: Commands) -> None:
-    made = add_command(group, "set", set_price, help="price a base model from now on")
-    made.add_argument("model", metavar="MODEL", help="its served name")
+    made = add_command(group, "set", set_price, help="price a base model or an adapter")
+    made.add_argument("model", metavar="MODEL", help="its served name, or an adapter's id (adp_…)")
     for name in ("input", "cached-input", "output"):
         made.add_argument(
             f"--{name}", required=True, metavar="USD", help="dollars per million tokens"
         )
+    made.add_argument("--storage", default="0", metavar="USD", help="dollars per GiB and hour")
+    made.add_argument("--tier", default=DEFAULT_TIER, help="of service (default: %(default)s)")
+    made.add_argument("--from", dest="since", type=moment, metavar="TIME", help="default: now")
     add_command(group, "list", list_prices, help="list the prices, oldest first")
+    again = add_command(group, "reprice", reprice, help="adjust what was charged by wrong prices")
+    again.add_argument("--from", dest="since", type=moment, required=True, metavar="TIME")
+    again.add_argument("--to", type=moment, metavar="TIME", help="default: now")
 
 
 async def usage(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
@@ -66,7 +92,85 @@ async def settle(desk: Desk, _arguments: argparse.Namespace) -> Row:
 async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
     prices = (arguments.input, arguments.cached_input, arguments.output)
     async with desk.database.unit_of_work() as session:
-        return _row(PriceList(session, desk.now).set(arguments.model, prices))
+        price = PriceList(session, desk.now).set(
+            arguments.model,
+            prices,
+            adapter_id=arguments.model if arguments.model.startswith("adp_") else None,
+            tier=arguments.tier,
+            storage=arguments.storage,
+            effective_from=arguments.since,
+        )
+        return _row(price)
+
+
+async def reprice(desk: Desk, arguments: argparse.Namespace) -> Row:
+    end = arguments.to or desk.now
+    done = await Repricing(desk.database, desk.now).run(arguments.since, end)
+    return {"adjustments": done.adjustments, "cost_usd": dollars(done.cost_nano)}
+
+
+async def close(desk: Desk, arguments: argparse.Namespace) -> Row:
+    try:
+        period = date.fromisoformat(f"{arguments.period}-01")
+    except ValueError as error:
+        raise InvalidRequest(f"{arguments.period!r} is no month like 2026-11") from error
+    async with desk.database.unit_of_work() as session:
+        return _period(await close_period(session, period, desk.now))
+
+
+async def list_periods(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
+    async with desk.database.reading() as session:
+        return [_period(row) for row in await LedgerRepository(session).closed_periods()]
+
+
+async def reconcile(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
+    """Exits with 1 where the books differ."""
+    pages: list[list[Counts]] = []
+    for address in arguments.engine:
+        pages += await record_of(address)
+    proof = Reconciliation(desk.database, now=desk.now.timestamp())
+    found = await proof.run(merged(pages) if arguments.engine else None)
+    desk.exit_code = 1 if found.differences else 0
+    rows: list[Row] = [
+        {"found": what, "place": "", "ledger": number, "other": number, "difference": 0}
+        for what, number in found.compared.items()
+    ]
+    for reason, tokens in sorted(found.unbilled.items()):
+        rows.append({"found": "tokens not billed", "place": reason, "ledger": 0, "other": tokens,
+                     "difference": 0})  # fmt: skip
+    for each in found.differences[:MOST_TOLD]:
+        rows.append({"found": f"DIFFERENCE: {each.check}", "place": each.place,
+                     "ledger": each.ledger, "other": each.other,
+                     "difference": each.ledger - each.other})  # fmt: skip
+    return rows
+
+
+async def record_of(address: str) -> list[list[Counts]]:
+    """All that one engine keeps. Raises NoEngine."""
+    pages: list[list[Counts]] = []
+    try:
+        client = await EngineClient.connect(address, gateway="reconcile")
+        async with client:
+            while page := await client.recorded(sum(map(len, pages)), RECORDED_PAGE):
+                pages.append(page)
+    except (EngineLost, AddressInvalid, TimeoutError) as error:
+        raise NoEngine(f"{address} does not answer: {error}") from error
+    return pages
+
+
+def moment(text: str) -> datetime:
+    """An ISO time; UTC unless it names its zone."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _period(row: ClosedPeriod) -> Row:
+    return {
+        "period": f"{row.period:%Y-%m}",
+        "events": row.events,
+        "cost_usd": dollars(row.cost_nano),
+        "closed": row.closed_at,
+    }
 
 
 async def list_prices(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
@@ -84,5 +188,7 @@ def _row(price: Price) -> Row:
         "input": per_million(price.input_pico),
         "cached_input": per_million(price.cached_input_pico),
         "output": per_million(price.output_pico),
+        "storage": dollars(price.storage_pico, places=12),
+        "tier": price.tier,
         "from": price.effective_from,
     }

@@ -16,6 +16,7 @@ from gateway.usage.record import Outcome
 PICO_PER_NANO = 1000
 BYTES_PER_GIB = 1 << 30
 DEFAULT_TIER = "default"
+PICO_PER_DOLLAR = 10**12
 PICO_PER_DOLLAR_PER_MILLION = 10**6  # a dollar per million tokens is a million pico a token
 MOST_PICO = 10**15  # a thousand dollars per token: a price above is a typing error
 
@@ -132,20 +133,32 @@ def _nano(pico: int) -> int:
 
 def pico_per_token(dollars_per_million: str, *, param: str) -> int:
     """From what people write, "0.15" dollars per million tokens. Raises InvalidRequest."""
+    return _pico(
+        dollars_per_million,
+        PICO_PER_DOLLAR_PER_MILLION,
+        f"{param} {dollars_per_million[:40]!r}: dollars per million tokens, "
+        "at most 6 decimal places",
+        param,
+    )
+
+
+def pico_per_gib_hour(dollars: str, *, param: str) -> int:
+    """From "0.0001" dollars per GiB and hour. Raises InvalidRequest."""
+    told = f"{param} {dollars[:40]!r}: dollars per GiB and hour, at most 12 decimal places"
+    return _pico(dollars, PICO_PER_DOLLAR, told, param)
+
+
+def _pico(text: str, unit: int, told: str, param: str) -> int:
     try:
-        pico = Decimal(dollars_per_million) * PICO_PER_DOLLAR_PER_MILLION
+        pico = Decimal(text) * unit
         exact = pico.is_finite() and pico == pico.to_integral_value() and 0 <= pico <= MOST_PICO
     except InvalidOperation:
         exact = False
     if not exact:
-        raise InvalidRequest(
-            f"{param} {dollars_per_million[:40]!r}: dollars per million tokens, "
-            "at most 6 decimal places",
-            param=param,
-        )
+        raise InvalidRequest(told, param=param)
     return int(pico)
 
 
-def dollars(nano: int) -> str:
-    """Exactly, for people: 1234500 nano is 0.0012345."""
-    return f"{Decimal(nano).scaleb(-9).normalize():f}"
+def dollars(amount: int, *, places: int = 9) -> str:
+    """Exactly, for people: 1234500 nano is 0.0012345; pico have 12 places."""
+    return f"{Decimal(amount).scaleb(-places).normalize():f}"

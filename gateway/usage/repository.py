@@ -132,9 +132,7 @@ class LedgerRepository:
     async def adjustments(self, events: Sequence[str]) -> Sequence[UsageEvent]:
         """Of these events, oldest first."""
         statement = (
-            select(UsageEvent)
-            .where(UsageEvent.corrects.in_(events))
-            .order_by(UsageEvent.finished_at, UsageEvent.id)
+            select(UsageEvent).where(UsageEvent.corrects.in_(events)).order_by(UsageEvent.batch)
         )
         return (await self._session.scalars(statement)).all()
 

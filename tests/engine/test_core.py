@@ -7,10 +7,12 @@ import pytest
 from engine.errors import DeviceLost
 from engine.protocol import (
     AskCounts,
+    AskRecorded,
     Counts,
     Drain,
     Finish,
     Goodbye,
+    Recorded,
     RefusalCode,
     Sampling,
     Step,
@@ -376,6 +378,12 @@ def test_counts_of_open_ended_and_unknown_requests(engine: Harness) -> None:
         Counts("open", "boot-1", 3, 2, False),
         Counts("never"),
     ]
+    engine.tell(AskRecorded(0, 99))
+    engine.step(3)
+    engine.tell(AskRecorded(1, 99))
+    engine.step()
+    pages = [message.counts for _, message in engine.said if isinstance(message, Recorded)]
+    assert [[counts.request for counts in page] for page in pages] == [["done", "open"], ["open"]]
 
 
 def test_one_step_frame_per_connection_and_pass(engine: Harness) -> None:

@@ -58,6 +58,18 @@ def test_growth_is_bounded_by_two_generations(tmp_path: Path) -> None:
         assert all(kept.read(f"r{i}").finished for i in range(20, 35))
 
 
+def test_pages_go_over_both_generations_and_name_each_request_once(tmp_path: Path) -> None:
+    record = CountRecord(tmp_path, kept=10)
+    for i in range(15):
+        record.write(counts(f"r{i:02d}"))
+    record.write(counts("r03"))  # in the older generation too
+    pages = [record.page(start, 4) for start in range(0, 24, 4)]
+    names = [each.request for page in pages for each in page]
+    assert sorted(names) == [f"r{i:02d}" for i in range(15)]
+    assert record.page(15, 4) == []
+    record.close()
+
+
 def test_a_disk_that_fills_up_does_not_stop_serving(caplog: pytest.LogCaptureFixture) -> None:
     record = CountRecord(None)
     record._file = Path("/dev/full").open("w")  # noqa: SIM115

@@ -42,6 +42,7 @@ TO_ENGINE = [
     protocol.Drain(),
     protocol.AskMetrics(),
     protocol.AskCounts(["r1", "r2"]),
+    protocol.AskRecorded(10, 500),
 ]  # fmt: skip
 TO_GATEWAY = [
     Welcome("e", "b", BASE, 4096, 64, 100),
@@ -55,6 +56,7 @@ TO_GATEWAY = [
     Load(1, 2, 3, 4, ["d1"]),
     protocol.Metrics("# HELP"),
     Counts("r1", "b", 3, 4, True),
+    protocol.Recorded([Counts("r1", "b", 3, 4, True)]),
     protocol.Goodbye("drained"),
 ]
 

@@ -19,6 +19,7 @@ from engine.protocol import (
     VERSION,
     AskCounts,
     AskMetrics,
+    AskRecorded,
     BaseInfo,
     Cancel,
     Counts,
@@ -30,6 +31,7 @@ from engine.protocol import (
     Load,
     Metrics,
     Output,
+    Recorded,
     RefusalCode,
     Refused,
     Step,
@@ -191,6 +193,9 @@ class FakeEngine:
             case AskCounts(requests):
                 for request in requests:
                     connection.write(self.record.get(request) or Counts(request))
+            case AskRecorded(start, most):
+                page = list(self.record.values())[start : start + most]
+                connection.write(Recorded(page))
             case Drain():
                 self._draining = True
                 self._say_goodbye_when_idle()

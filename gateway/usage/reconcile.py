@@ -1,0 +1,159 @@
+"""Proves that the books agree: ledger = roll-ups, closed months as they were closed, and what the
+engines recorded by themselves = what the ledger says of their requests.
+
+A difference is a fault of ours, and is told with its place. What the ledger leaves out on purpose
+is no difference, but is counted: tokens past a stop string, an answer that its engine's death or
+its gateway's cut short, the one token behind an echo. Requests of the last minute may still be on
+their way into the ledger, and are counted as that.
+"""
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.protocol import Counts
+from gateway.db import Database
+from gateway.usage.reconcile_repository import Billed, ReconcileRepository
+from gateway.usage.record import Outcome
+from gateway.usage.repository import LedgerRepository
+
+GRACE_S = 60.0
+CHUNK = 1000  # ids in one query
+MOST_TOLD = 20  # differences of one kind that are told one by one
+PART = re.compile(r"(req_[0-9a-f]{32})-\d+")  # of a request with several prompts
+CUT_SHORT = frozenset({Outcome.ENGINE_LOST, Outcome.FAILED, Outcome.CANCELLED, Outcome.DEADLINE})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    check: str
+    place: str
+    ledger: int
+    other: int
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.place}: the ledger has {self.ledger}, the other {self.other}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was compared, what is not the same, and what is left out on purpose."""
+
+    compared: dict[str, int] = field(default_factory=dict)
+    unbilled: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # tokens, by reason
+    differences: list[Difference] = field(default_factory=list)
+
+    def differ(self, check: str, place: str, ledger: int, other: int) -> None:
+        if ledger != other:
+            self.differences.append(Difference(check, place, ledger, other))
+
+
+class Reconciliation:
+    """Reads only. ``recorded``: what each engine says, see ``merged``."""
+
+    def __init__(self, database: Database, *, now: float | None = None) -> None:
+        self._database = database
+        self._now = time.time() if now is None else now
+
+    async def run(self, recorded: Mapping[str, Counts] | None = None) -> Findings:
+        findings = Findings()
+        async with self._database.reading() as session:
+            rows = ReconcileRepository(session)
+            await self._rollups(rows, findings)
+            await self._periods(LedgerRepository(session), findings)
+            if recorded is not None:
+                await self._engines(rows, recorded, findings)
+        return findings
+
+    async def _rollups(self, rows: ReconcileRepository, findings: Findings) -> None:
+        ledger, rolled = await rows.added_up(), await rows.rolled_up()
+        findings.compared["quarters of an hour by project"] = len(ledger)
+        for place in sorted(ledger.keys() | rolled.keys()):
+            ours, theirs = ledger.get(place, {}), rolled.get(place, {})
+            for name in ours.keys() | theirs.keys():
+                where = f"{name} of {place}"
+                findings.differ("roll-ups", where, ours.get(name, 0), theirs.get(name, 0))
+
+    async def _periods(self, rows: LedgerRepository, findings: Findings) -> None:
+        closed = await rows.closed_periods()
+        findings.compared["closed months"] = len(closed)
+        for row in closed:
+            found = await rows.period_totals(row.period)
+            for name in ("events", "cost_nano"):
+                findings.differ(
+                    "closed month", f"{name} of {row.period}", found[name], getattr(row, name)
+                )
+
+    async def _engines(
+        self, rows: ReconcileRepository, recorded: Mapping[str, Counts], findings: Findings
+    ) -> None:
+        names = sorted(recorded)
+        findings.compared["requests the engines recorded"] = len(names)
+        boots = sorted({counts.boot for counts in recorded.values()})
+        findings.compared["boots"] = len(boots)
+        for first in range(0, len(names), CHUNK):
+            chunk = names[first : first + CHUNK]
+            billed = await rows.billed(chunk)
+            for name in chunk:
+                self._compare(name, recorded[name], billed.get(name), findings)
+        if names:
+            claimed = await rows.of_boots(boots, after=names[0])
+            for name in sorted(claimed - recorded.keys()):
+                findings.differences.append(Difference("engine", f"{name} is unknown", 1, 0))
+
+    def _compare(
+        self, name: str, counts: Counts, billed: Billed | None, findings: Findings
+    ) -> None:
+        if billed is None:
+            if self._recent(name) or not counts.finished:
+                findings.compared["on their way"] = findings.compared.get("on their way", 0) + 1
+            elif counts.completion_tokens:
+                findings.differ("engine", f"{name} is not billed", 0, counts.completion_tokens)
+            return
+        if billed.prompt > counts.prompt_tokens and counts.finished and not billed.recovered:
+            findings.differ("engine", f"prompt of {name}", billed.prompt, counts.prompt_tokens)
+        left_out = counts.completion_tokens - billed.completion
+        reason = _reason(billed)
+        if left_out == 0:
+            return
+        if left_out > 0 and reason:
+            findings.unbilled[reason] += left_out
+        else:
+            findings.differ("engine", f"answer of {name}", billed.completion,
+                            counts.completion_tokens)  # fmt: skip
+
+    def _recent(self, name: str) -> bool:
+        """By the time that a UUIDv7 begins with."""
+        digits = name.removeprefix("req_")[:12]
+        made = int(digits, 16) / 1000 if re.fullmatch(r"[0-9a-f]{12}", digits) else 0.0
+        return self._now - made < GRACE_S
+
+
+def _reason(billed: Billed) -> str:
+    """Why the ledger may say less than the engine; empty where it may not."""
+    if billed.recovered:
+        return "the gateway died"
+    if billed.outcome in CUT_SHORT:
+        return f"outcome {billed.outcome}"
+    if billed.finish_reason == "stop":
+        return "past a stop string"
+    return "behind an echo" if billed.completion == 0 else ""
+
+
+def merged(pages: Iterable[Sequence[Counts]]) -> dict[str, Counts]:
+    """By request: those with several prompts are one again."""
+    found: dict[str, Counts] = {}
+    for counts in (each for page in pages for each in page):
+        part = PART.fullmatch(counts.request)
+        name = part[1] if part else counts.request
+        known = found.get(name)
+        found[name] = Counts(
+            name,
+            counts.boot,
+            counts.prompt_tokens + (known.prompt_tokens if known else 0),
+            counts.completion_tokens + (known.completion_tokens if known else 0),
+            counts.finished and (known is None or known.finished),
+        )
+    return found

@@ -1,0 +1,76 @@
+"""The ledger's own side of a reconciliation, over every tenant."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.usage.models import RollupWatermark, UsageEvent, UsageRollup
+from gateway.usage.rollup_repository import SUMS, share_of
+
+Sums = Mapping[tuple[str, str], Mapping[str, int]]  # (project, quarter of an hour) -> sums
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    prompt: int
+    completion: int
+    outcome: str
+    finish_reason: str | None
+    recovered: bool
+
+
+class ReconcileRepository:
+    """For the operator, who sees every tenant."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def added_up(self) -> Sums:
+        """From the events that the watermark says are in the roll-ups."""
+        event = UsageEvent
+        statement = (
+            select(event.project_id, event.slot, *(func.sum(share_of(name)) for name in SUMS))
+            .join(RollupWatermark, RollupWatermark.log == event.log)
+            .where(event.batch <= RollupWatermark.batch)
+            .group_by(event.project_id, event.slot)
+        )
+        return _by_place((await self._session.execute(statement)).all())
+
+    async def rolled_up(self) -> Sums:
+        rollup = UsageRollup
+        sums = (func.sum(getattr(rollup, name)) for name in SUMS)
+        statement = select(rollup.project_id, rollup.slot, *sums).group_by(
+            rollup.project_id, rollup.slot
+        )
+        return _by_place((await self._session.execute(statement)).all())
+
+    async def billed(self, requests: Sequence[str]) -> dict[str, Billed]:
+        event = UsageEvent
+        statement = select(
+            event.id,
+            event.prompt_tokens,
+            event.completion_tokens,
+            event.outcome,
+            event.finish_reason,
+            event.recovered,
+        ).where(event.id.in_(requests))
+        rows = (await self._session.execute(statement)).all()
+        return {row.id: Billed(*row[1:]) for row in rows}
+
+    async def of_boots(self, boots: Sequence[str], *, after: str) -> set[str]:
+        """Requests billed for an answer that one of these boots gave; ids rise with time."""
+        event = UsageEvent
+        statement = select(event.id).where(
+            event.boot.in_(boots), event.id >= after, event.completion_tokens > 0
+        )
+        return set(await self._session.scalars(statement))
+
+
+def _by_place(rows: Sequence[Any]) -> Sums:
+    return {
+        (project, slot.isoformat()): dict(zip(SUMS, map(int, sums), strict=True))
+        for project, slot, *sums in rows
+    }
