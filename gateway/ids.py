@@ -4,7 +4,10 @@ from typing import Literal
 
 from uuid_utils import uuid7
 
-Prefix = Literal["org", "prj", "adp", "prc", "req", "log"]
+Prefix = Literal[
+    "org", "prj", "adp", "prc", "req", "log", "svc", "user", "quo", "bud", "plan", "crd", "alert",
+    "msg", "audit",
+]  # fmt: skip
 
 
 def new_id(prefix: Prefix) -> str:

@@ -7,7 +7,7 @@ deleted; a project is archived and a key revoked, so that usage always finds its
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, String, text
+from sqlalchemy import JSON, CheckConstraint, ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from gateway.db import Base, Utc
@@ -18,12 +18,28 @@ class KeyKind(StrEnum):
     ADMIN = "admin"  # of the organisation; calls no inference route
 
 
+class Role(StrEnum):
+    """Of a user in an organisation or a project."""
+
+    OWNER = "owner"
+    ADMIN = "admin"
+    BILLING = "billing"
+    DEVELOPER = "developer"
+    VIEWER = "viewer"
+
+
+_ROLES = f"role IN ({', '.join(repr(str(role)) for role in Role)})"
+
+
 class Organisation(Base):
     __tablename__ = "organisation"
+    __table_args__ = (CheckConstraint("billing IN ('postpaid', 'prepaid')", name="billing"),)
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     name: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[datetime] = mapped_column(Utc)
+    billing: Mapped[str] = mapped_column(String(16), default="postpaid")  # prepaid: by credits
+    plan_id: Mapped[str | None] = mapped_column(String(40))
 
 
 class Project(Base):
@@ -49,6 +65,56 @@ class Project(Base):
     organisation: Mapped[Organisation] = relationship(lazy="raise")
 
 
+class ServiceAccount(Base):
+    """A program of a project; its keys end with it."""
+
+    __tablename__ = "service_account"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    role: Mapped[str] = mapped_column(String(16))  # "owner", "member" or "none"
+    created_at: Mapped[datetime] = mapped_column(Utc)
+    deleted_at: Mapped[datetime | None] = mapped_column(Utc)
+
+
+class User(Base):
+    """A person of an organisation."""
+
+    __tablename__ = "member"
+    __table_args__ = (
+        CheckConstraint(_ROLES, name="role"),
+        Index(
+            "uq_member_organisation_id_email",
+            "organisation_id",
+            "email",
+            unique=True,
+            sqlite_where=text("removed_at IS NULL"),
+            postgresql_where=text("removed_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    organisation_id: Mapped[str] = mapped_column(ForeignKey("organisation.id"))
+    email: Mapped[str] = mapped_column(String(254))
+    name: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime] = mapped_column(Utc)
+    removed_at: Mapped[datetime | None] = mapped_column(Utc)
+
+
+class ProjectUser(Base):
+    """What a person may do in one project."""
+
+    __tablename__ = "project_member"
+    __table_args__ = (CheckConstraint(_ROLES, name="role"),)
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("member.id"), primary_key=True)
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime] = mapped_column(Utc)
+
+
 class ApiKey(Base):
     __tablename__ = "api_key"
     __table_args__ = (
@@ -71,6 +137,13 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(Utc)
     expires_at: Mapped[datetime | None] = mapped_column(Utc)
     revoked_at: Mapped[datetime | None] = mapped_column(Utc)
+    service_account_id: Mapped[str | None] = mapped_column(ForeignKey("service_account.id"))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("member.id"))
+    replaces: Mapped[str | None] = mapped_column(String(40))  # the key it was rotated from
+    # Scopes: lists of what it may be used for. None: everything its project may.
+    endpoints: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))  # public names
+    networks: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))  # 10.0.0.0/8
 
     project: Mapped[Project | None] = relationship(lazy="raise")
     organisation: Mapped[Organisation] = relationship(lazy="raise")

@@ -47,3 +47,42 @@ async def test_gateways_that_start_at_once_migrate_once(database_url):
     assert await runner.differences(databases[0]) == []
     for database in databases:
         await database.close()
+
+
+async def test_keys_and_their_owners_survive_the_quotas(database_url):
+    database = Database(database_url)
+    await runner.upgrade(database, "rollups")
+    made = "'2026-12-01 00:00:00+00:00'"
+    async with database.transaction() as connection:
+        for row in (
+            f"organisation (id, name, created_at) VALUES ('org_1', 'acme', {made})",
+            f"project (id, organisation_id, name, created_at) VALUES ('p', 'org_1', 'a', {made})",
+            "api_key (id, organisation_id, project_id, kind, name, hash, pepper_version, last4,"
+            f" created_at) VALUES ('key_1', 'org_1', 'p', 'project', 'n', 'h', 1, 'abcd', {made})",
+        ):
+            await connection.exec_driver_sql(f"INSERT INTO {row}")
+    await runner.upgrade(database)
+    async with database.transaction() as connection:
+        found = await connection.exec_driver_sql(
+            "SELECT billing, api_key.id FROM organisation JOIN api_key"
+            " ON organisation_id = organisation.id"
+        )
+        assert found.all() == [("postpaid", "key_1")]
+    await runner.downgrade(database, "rollups")
+    await runner.upgrade(database)
+    assert await runner.differences(database) == []
+    await database.close()
+
+
+@pytest.mark.parametrize("change", ["UPDATE audit_event SET number = 2", "DELETE FROM audit_event"])
+async def test_the_audit_log_only_grows(database, change):
+    row = (
+        "INSERT INTO audit_event (id, organisation_id, number, at, type, actor_type, actor_id,"
+        " object_id, change, previous, hash) VALUES ('a', 'o', 1, '2026-12-01 00:00:00+00:00',"
+        " 't', 'api_key', 'k', 'x', '{}', '', 'h')"
+    )
+    async with database.transaction() as connection:
+        await connection.exec_driver_sql(row)
+    with pytest.raises(Exception, match=r"append-only|another change"):
+        async with database.transaction() as connection:
+            await connection.exec_driver_sql(change)
