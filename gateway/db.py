@@ -11,6 +11,7 @@ them wait for each other instead of failing. On Postgres a reader sees one insta
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Thread
 from typing import Any, ClassVar, Generic, TypeVar
@@ -25,6 +26,7 @@ from sqlalchemy import (
     event,
     make_url,
     select,
+    text,
 )
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
@@ -52,6 +54,21 @@ POSTGRES_SETTINGS = {
 }
 # Classes of SQLSTATE, or whole ones, that say nothing about what we asked: it may be asked again.
 PASSING = ("08", "40", "53", "57", "58", "25006", "25P03", "55P03")
+
+
+TENANT_ROLE = "loratorio_tenant"  # see migrations/isolation.py
+_WITHIN = text(
+    "SELECT set_config('role', :role, true), set_config('loratorio.organisation', :org, true),"
+    " set_config('loratorio.project', :project, true)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """Whose rows a transaction is about: an organisation's, or those of one of its projects."""
+
+    organisation: str
+    project: str = ""
 
 
 class DatabaseUnavailable(Exception):
@@ -115,22 +132,25 @@ class Database:
         )
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncSession]:
-        """A session over one consistent view. Changes made in it are not kept."""
-        async with _connected(self._reader) as session:
+    async def reading(self, *, within: Tenancy | None = None) -> AsyncIterator[AsyncSession]:
+        """A session over one consistent view. Changes made in it are not kept.
+
+        ``within``: on Postgres, only the rows of that tenant exist. None: all do.
+        """
+        async with _connected(self._reader, within) as session:
             yield session
 
     @asynccontextmanager
-    async def unit_of_work(self) -> AsyncIterator[AsyncSession]:
+    async def unit_of_work(self, *, within: Tenancy | None = None) -> AsyncIterator[AsyncSession]:
         """A session whose changes are committed when the block ends, and undone if it raises."""
-        async with _connected(self.writer) as session:
+        async with _connected(self.writer, within) as session:
             yield session
             await session.commit()
 
     @asynccontextmanager
-    async def publish(self) -> AsyncIterator[AsyncSession]:
+    async def publish(self, *, within: Tenancy | None = None) -> AsyncIterator[AsyncSession]:
         """A unit of work that every running gateway sees within a second."""
-        async with self.unit_of_work() as session:
+        async with self.unit_of_work(within=within) as session:
             yield session
             await session.flush()
             row = await session.get(Epoch, EPOCH_ROW, with_for_update=True)
@@ -258,10 +278,13 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+async def _connected(engine: AsyncEngine, within: Tenancy | None) -> AsyncIterator[AsyncSession]:
     async with _named_failures(), AsyncSession(engine, expire_on_commit=False) as session:
         async with _connecting():
             await session.connection()
+        if within is not None and is_postgres(session):  # until the transaction ends
+            names = {"org": within.organisation, "project": within.project}
+            await session.execute(_WITHIN, {"role": TENANT_ROLE, **names})
         yield session
 
 

@@ -17,6 +17,7 @@ from gateway.db import Base, Database
 from gateway.identity import models as identity
 from gateway.limits import models as limits
 from gateway.usage import models as usage
+from migrations.isolation import isolate
 
 # Imported, so that they are in METADATA.
 TABLES = (audit.AuditEvent, catalog.Adapter, identity.ApiKey, limits.Quota, usage.UsageEvent)
@@ -26,8 +27,14 @@ LOCK = 0x10_7A  # Postgres advisory lock: one migration at a time
 
 
 async def upgrade(database: Database, revision: str = "head") -> None:
-    """Raises DatabaseUnavailable when it cannot be reached."""
-    await _run(database, lambda config: command.upgrade(config, revision))
+    """Raises DatabaseUnavailable when it cannot be reached. At head, tenants are isolated too."""
+
+    def act(config: Config) -> None:
+        command.upgrade(config, revision)
+        if revision == "head":
+            isolate(config.attributes["connection"], METADATA)
+
+    await _run(database, act)
 
 
 async def downgrade(database: Database, revision: str) -> None:
