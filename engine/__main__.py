@@ -25,16 +25,11 @@ from engine.residency import P
 from engine.server import Server
 from engine.transport import AddressInvalid
 
-# How long torch's CPU threads spin at a barrier before they sleep. Spinning for its default of
-# milliseconds takes the cores from whoever shares them: the gateway, and other threads of ours.
-SPIN_COUNT = "100"
-
 log = logging.getLogger("engine")
 
 
 def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is imported
     try:
         command = parse(argv)
         if isinstance(command, Tool):
