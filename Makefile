@@ -12,7 +12,7 @@ GPU_TESTS ?= tests/kernels $(wildcard tests/gpu)
 COMPAT ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio/compat
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu test-compat bench-cpu bench-gpu report clean
+.PHONY: help setup serve test check lint test-gpu test-soak test-compat bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-soak: .venv/dev-ready ## kill gateway and engine 200 times under load, checking the books (KILLS, SEED)
+	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py $(ARGS)
 
 test-gpu: $(GPU_READY) ## run every kernel test and checkpoints of real shapes on a CUDA device
 	$(GPU_PYTHON) -m pytest $(GPU_TESTS) $(ARGS)

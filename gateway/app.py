@@ -97,10 +97,19 @@ class Application:
             recorder = await Recorder.open(UsageLog(settings.usage_log_dir))
             stack.push_async_callback(recorder.close)
             ledger = Ledger(
-                recorder.log, database, live_from=recorder.first_segment, lookup=self._lookup
+                recorder.log,
+                database,
+                live_from=recorder.first_segment,
+                lookup=self._lookup,
+                patience_s=settings.orphan_patience_s,
             )
             stack.push_async_callback(ledger.settle)
-            self._health = Health(self._fleet, lambda: snapshot.age_s)
+            self._health = Health(
+                self._fleet,
+                lambda: snapshot.age_s,
+                records=lambda: recorder.healthy,
+                shared_limits=lambda: not limiter.degraded,
+            )
             services = Services(
                 gate=Gate(snapshot, open_to_this_machine=settings.open),
                 limiter=limiter,
@@ -161,6 +170,9 @@ class Application:
                     boot=known[0].boot,
                     prompt_tokens=sum(counts.prompt_tokens for counts in known),
                     completion_tokens=sum(counts.completion_tokens for counts in known),
-                    finished=all(counts.finished for counts in known),
+                    # Of an earlier boot nothing more will come.
+                    finished=all(
+                        counts.finished or counts.boot != client.welcome.boot for counts in known
+                    ),
                 )
         return None

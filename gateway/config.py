@@ -98,6 +98,7 @@ class Settings:
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
     limit_deadline_s: float = 0.25  # longest wait for the limit store
     settle_interval_s: float = 0.5  # how often the usage log goes to the database
+    orphan_patience_s: float = 60.0  # how long engines may take to tell of a dead run's requests
     rollup_interval_s: float = 5.0  # how often events are added up; reports do not wait for it
 
     def __post_init__(self) -> None:

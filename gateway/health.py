@@ -1,4 +1,4 @@
-"""Whether this gateway can answer: its engines, and how old its view of the database is."""
+"""Whether this gateway can answer: engines, the usage log, and how old its view of things is."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,22 +12,37 @@ STALE_SECONDS = 60.0  # a view older than this may still honour a revoked key: s
 class Health:
     """Belongs to one event loop."""
 
-    def __init__(self, fleet: Fleet, snapshot_age: Callable[[], float]) -> None:
-        """``snapshot_age``: seconds since the database last confirmed what we know."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        snapshot_age: Callable[[], float],
+        *,
+        records: Callable[[], bool] = lambda: True,
+        shared_limits: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``snapshot_age``: seconds since the database last confirmed what we know.
+
+        ``records``: the disk takes usage. ``shared_limits``: gateways count together; where they
+        do not each counts a share, and goes on.
+        """
         self._fleet = fleet
         self._snapshot_age = snapshot_age
+        self._records = records
+        self._shared_limits = shared_limits
         self.stopping = False  # set when the process is asked to end
 
     @property
     def ready(self) -> bool:
         fresh = self._snapshot_age() < STALE_SECONDS
-        return bool(self._fleet.ready) and fresh and not self.stopping
+        return bool(self._fleet.ready) and fresh and self._records() and not self.stopping
 
     def report(self) -> dict[str, Any]:
         """For /readyz: what a load balancer's owner wants to see, and no tenant's facts."""
         return {
             "ready": self.ready,
             "stopping": self.stopping,
+            "usage_log": "written" if self._records() else "refused by the disk",
+            "limits": "shared" if self._shared_limits() else "degraded: a local share",
             "snapshot_age_seconds": round(self._snapshot_age(), 3),
             "engines": [
                 {"engine": number, "up": member.client is not None}

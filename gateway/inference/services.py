@@ -13,7 +13,7 @@ from gateway.usage.record import Finished, Started
 
 class Recorder(Protocol):
     async def started(self, record: Started) -> None:
-        """On its way to the disk. Raises GatewayError when nothing can be recorded."""
+        """Survives a kill -9. Raises GatewayError when nothing can be recorded."""
         ...
 
     async def finished(self, record: Finished) -> None:

@@ -49,6 +49,11 @@ class RateLimiter:
         asks = _asks(principal, requests=0, tokens=0)
         return _headroom(asks, await self._buckets.take(asks, None)) if asks else Headroom()
 
+    @property
+    def degraded(self) -> bool:
+        """The shared store is lost, and each gateway counts a share."""
+        return isinstance(self._buckets, DegradingBuckets) and self._buckets.degraded
+
     async def close(self) -> None:
         await self._buckets.close()
 

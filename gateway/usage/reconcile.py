@@ -3,8 +3,9 @@ engines recorded by themselves = what the ledger says of their requests.
 
 A difference is a fault of ours, and is told with its place. What the ledger leaves out on purpose
 is no difference, but is counted: tokens past a stop string, an answer that its engine's death or
-its gateway's cut short, the one token behind an echo. Requests of the last minute may still be on
-their way into the ledger, and are counted as that.
+its gateway's cut short, the one token behind an echo. An engine that is killed leaves no final
+count of what ran; that is billed by what arrived from it. Requests of the last minute may still be
+on their way into the ledger, and are counted as that.
 """
 
 import re
@@ -44,6 +45,9 @@ class Findings:
     compared: dict[str, int] = field(default_factory=dict)
     unbilled: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # tokens, by reason
     differences: list[Difference] = field(default_factory=list)
+
+    def count(self, what: str) -> None:
+        self.compared[what] = self.compared.get(what, 0) + 1
 
     def differ(self, check: str, place: str, ledger: int, other: int) -> None:
         if ledger != other:
@@ -108,11 +112,14 @@ class Reconciliation:
     ) -> None:
         if billed is None:
             if self._recent(name) or not counts.finished:
-                findings.compared["on their way"] = findings.compared.get("on their way", 0) + 1
+                findings.count("on their way")
             elif counts.completion_tokens:
                 findings.differ("engine", f"{name} is not billed", 0, counts.completion_tokens)
             return
-        if billed.prompt > counts.prompt_tokens and counts.finished and not billed.recovered:
+        if not counts.finished:  # its engine died before the final count
+            findings.count("billed by what arrived: the engine died before its final count")
+            return
+        if billed.prompt > counts.prompt_tokens and not billed.recovered:
             findings.differ("engine", f"prompt of {name}", billed.prompt, counts.prompt_tokens)
         left_out = counts.completion_tokens - billed.completion
         reason = _reason(billed)

@@ -40,3 +40,13 @@ async def test_an_engine_that_comes_back_is_used_again(tmp_path):
         await until(lambda: not server.health.ready)
         await until(lambda: server.health.ready)
         assert (await ask(server.port, get("/readyz"))).status == 200
+
+
+async def test_a_disk_that_takes_no_usage_is_not_ready_and_lost_limits_are_told(tmp_path):
+    async with serving(tmp_path) as server:
+        server.health._shared_limits = lambda: False
+        got = await ask(server.port, get("/readyz"))
+        assert (got.status, got.json["limits"]) == (200, "degraded: a local share")
+        server.health._records = lambda: False
+        got = await ask(server.port, get("/readyz"))
+        assert (got.status, got.json["usage_log"]) == (503, "refused by the disk")

@@ -119,6 +119,29 @@ async def test_settling_again_and_from_the_beginning_changes_nothing(database, u
     await recorder.close()
 
 
+async def test_a_clock_that_steps_back_changes_no_count(database, usage_log):
+    hour = 3600 * 10**9
+    recorder = await Recorder.open(usage_log)
+    await recorder.started(started("req_1"))
+    await recorder.started(started("req_2", at_ns=NOON_NS - 24 * hour))  # before req_1, it says
+    await recorder.finished(finished("req_2", at_ns=NOON_NS - 25 * hour))
+    await recorder.finished(finished("req_1", at_ns=NOON_NS - hour))
+    await Ledger(usage_log, database, live_from=recorder.first_segment).settle()
+    await recorder.close()
+    events = await stored(database)
+    assert {name: event.day.day for name, event in events.items()} == {"req_1": 30, "req_2": 29}
+    assert all(event.completion_tokens == 7 for event in events.values())
+
+
+async def test_a_beginning_is_in_the_log_before_anything_is_done_for_it(usage_log):
+    """Read by another hand, without a sync or a close: as after a kill -9."""
+    recorder = await Recorder.open(usage_log)
+    await recorder.started(started("req_1"))
+    (entry,) = UsageLog(usage_log.folder).read(Position(0, 0), 9)
+    assert entry.record.request == "req_1"
+    await recorder.close()
+
+
 async def test_usage_without_a_price_is_kept_and_marked_unpriced(database, usage_log, caplog):
     recorder = await Recorder.open(usage_log)
     await record(recorder, "req_1")

@@ -1,0 +1,286 @@
+"""A gateway and an engine as real processes that may be killed at any moment, and their clients.
+
+What each client was told is kept, so that afterwards the books can be held against it.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from openai import APIError, AsyncOpenAI
+from sqlalchemy import text
+
+from engine.client import EngineClient
+from engine.protocol import Counts
+from gateway.cli.probe import is_ready
+from gateway.config import Secret, Settings
+from gateway.db import Database
+from gateway.identity.pepper import Peppers
+from gateway.identity.service import IdentityService, KeyTerms
+from gateway.usage.reconcile import Findings, Reconciliation, merged
+from gateway.usage.report import EVER, Usage, UsageReport
+from gateway.usage.rollups import Rollups
+from migrations import runner
+from tests.e2e.server import free_port
+from tests.gateway.serving import BASE, build_model_dir
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 3.0  # until what no engine knows is closed
+LONGEST_S = 30.0  # for anything here
+REQUEST_ID = re.compile(r"req_[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One answer as its client saw it."""
+
+    request: str
+    tokens: int  # in its usage; -1 where it was cut off before that
+
+
+@dataclass
+class Program:
+    """One of the two, started again on the same data whenever asked."""
+
+    name: str
+    arguments: tuple[str, ...]
+    process: asyncio.subprocess.Process | None = None
+    stopped: bool = False
+
+    async def start(self, log: Path) -> None:
+        with log.open("ab") as stream:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, *self.arguments, cwd=ROOT, stdout=stream, stderr=stream,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.send(signal.SIGCONT)
+            self.send(number)
+            await asyncio.wait_for(self.process.wait(), LONGEST_S)
+
+
+@dataclass
+class Rig:
+    folder: Path
+    settings: Settings
+    key: str
+    organisation: str
+    engine: Program
+    gateway: Program
+    told: list[Told] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # codes
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "programs.log"
+
+    async def start(self, program: Program) -> None:
+        await program.start(self.log)
+
+    async def ready(self) -> None:
+        await self.eventually(self.is_ready, "the gateway is ready")
+
+    async def is_ready(self) -> bool:
+        return await is_ready(self.settings.host, self.settings.port)
+
+    async def kill(self, program: Program) -> None:
+        """As a power cut would, then start it again."""
+        await program.end()
+        await self.start(program)
+
+    def client(self, **options: Any) -> AsyncOpenAI:
+        base_url = f"http://{self.settings.host}:{self.settings.port}/v1"
+        settings: dict[str, Any] = {"max_retries": 0, "timeout": LONGEST_S} | options
+        return AsyncOpenAI(base_url=base_url, api_key=self.key, **settings)
+
+    async def ask(self, client: AsyncOpenAI, tokens: int, *, leave_after: int | None = None) -> str:
+        """One stream to its end, or left early. Returns "" or the code of its error."""
+        request, usage, chunks = "", -1, 0
+        code = ""
+        try:
+            raw = await client.chat.completions.with_raw_response.create(
+                model=BASE, messages=[{"role": "user", "content": "Hello"}], max_tokens=tokens,
+                stream=True, stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True, "seed": random.randrange(10**6)},
+            )  # fmt: skip
+            request = raw.headers["x-request-id"]
+            async with raw.parse() as stream:
+                async for chunk in stream:
+                    chunks += 1
+                    if chunk.usage is not None:
+                        usage = chunk.usage.completion_tokens
+                    if leave_after is not None and chunks >= leave_after:
+                        break
+        except APIError as error:
+            code = str(error.code or type(error).__name__)
+        except (OSError, EOFError) as error:
+            code = type(error).__name__
+        except Exception as error:  # the client's own HTTP library has errors of its own
+            if not type(error).__module__.startswith(("httpx", "httpcore", "h11")):
+                raise
+            code = type(error).__name__
+        if REQUEST_ID.fullmatch(request):
+            self.told.append(Told(request, usage))
+        if code:
+            self.refused.append(code)
+        return code
+
+    @contextlib.asynccontextmanager
+    async def load(self, clients: int, rng: random.Random) -> AsyncIterator[None]:
+        """Clients that ask again and again, some of which leave early."""
+
+        async def one(client: AsyncOpenAI) -> None:
+            while not ending.is_set():
+                leave = rng.choice([None, None, None, rng.randrange(1, 9)])
+                if await self.ask(client, rng.randrange(1, 24), leave_after=leave):
+                    await asyncio.sleep(0.1)
+
+        ending = asyncio.Event()
+        async with self.client() as client:
+            tasks = [asyncio.create_task(one(client)) for _ in range(clients)]
+            try:
+                yield
+            finally:
+                ending.set()
+                await asyncio.wait_for(asyncio.gather(*tasks), LONGEST_S)
+
+    @contextlib.asynccontextmanager
+    async def database(self) -> AsyncIterator[Database]:
+        database = Database(self.settings.database)
+        try:
+            yield database
+        finally:
+            await database.close()
+
+    async def recorded(self) -> dict[str, Counts]:
+        """What the engine kept through all its deaths."""
+        client = await EngineClient.connect(self.settings.engines[0], gateway="test")
+        pages: list[list[Counts]] = []
+        async with client:
+            while page := await client.recorded(sum(map(len, pages)), 1000):
+                pages.append(page)
+        return merged(pages)
+
+    async def events(self) -> dict[str, tuple[int, str, bool]]:
+        """Request -> (completion tokens, outcome, recovered). Fails if one is there twice."""
+        query = text("SELECT id, completion_tokens, outcome, recovered FROM usage_event")
+        async with self.database() as database, database.reading() as session:
+            rows = (await session.execute(query)).all()
+        found = {name: (tokens, outcome, bool(saved)) for name, tokens, outcome, saved in rows}
+        assert len(found) == len(rows), "an event is in the ledger twice"
+        return found
+
+    async def total(self) -> Usage:
+        async with self.database() as database, database.reading() as session:
+            return await UsageReport(session, self.organisation).total(EVER)
+
+    async def reconcile(self) -> Findings:
+        async with self.database() as database:
+            await Rollups(database).roll_up()
+            proof = Reconciliation(database, now=datetime.now(UTC).timestamp() + 3600)
+            return await proof.run(await self.recorded())
+
+    async def settled(self) -> None:
+        """Until every request that a client or the engine knows of is in the ledger."""
+
+        async def all_there() -> bool:
+            events = await self.events()
+            known = {name for name, counts in (await self.recorded()).items()}
+            return known | {told.request for told in self.told} <= events.keys()
+
+        await self.eventually(all_there, "all requests are in the ledger")
+
+    async def eventually(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                while not await condition():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            tail = self.log.read_text("utf-8", "replace")[-3000:]
+            raise AssertionError(f"not within {LONGEST_S:g} s: {what}\n{tail}") from None
+
+    async def verify(self) -> None:
+        """Nothing is doubled, nothing is lost, and everybody says the same."""
+        await self.settled()
+        events = await self.events()
+        for told in self.told:
+            tokens, outcome, recovered = events[told.request]
+            if told.tokens >= 0:  # its client holds a bill
+                assert (tokens, outcome, recovered) == (told.tokens, "completed", False), told
+        differences = [str(each) for each in (await self.reconcile()).differences]
+        assert differences == []
+        usage = await self.total()
+        assert usage.requests == len(events)
+        assert usage.completion_tokens == sum(tokens for tokens, _, _ in events.values())
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path,
+    *,
+    database_url: str | None = None,
+    redis_url: str | None = None,
+    pass_seconds: float = 0.002,
+    terms: KeyTerms = KeyTerms(),  # noqa: B008
+    **settings: Any,
+) -> AsyncIterator[Rig]:
+    chosen = Settings(
+        data_dir=folder / "data",
+        model_dir=build_model_dir(folder / "model"),
+        served_model_name=BASE,
+        engines=(f"unix:{folder}/e.sock",),
+        port=free_port(),
+        metrics_port=free_port(),
+        database_url=Secret(database_url) if database_url else None,
+        redis_url=Secret(redis_url) if redis_url else None,
+        settle_interval_s=0.05,
+        rollup_interval_s=0.2,
+        orphan_patience_s=PATIENCE_S,
+        **settings,
+    )
+    chosen.data_dir.mkdir()
+    organisation, key = await _tenant(chosen, terms)
+    (folder / "gateway.json").write_bytes(chosen.to_json())
+    rig = Rig(
+        folder, chosen, key, organisation,
+        Program("engine", ("-m", "tests.faults.brain", chosen.engines[0],
+                           str(folder / "engine"), str(pass_seconds))),
+        Program("gateway", ("-m", "gateway", "serve", "--settings", str(folder / "gateway.json"))),
+    )  # fmt: skip
+    try:
+        await rig.start(rig.engine)
+        await rig.start(rig.gateway)
+        await rig.ready()
+        yield rig
+    finally:
+        await rig.gateway.end()
+        await rig.engine.end()
+
+
+async def _tenant(settings: Settings, terms: KeyTerms) -> tuple[str, str]:
+    database = Database(settings.database)
+    await runner.upgrade(database)
+    async with database.publish() as session:
+        service = IdentityService(session, datetime.now(UTC))
+        project = await service.create_project("acme")
+        peppers = Peppers.load(settings.pepper, settings.pepper_file)
+        key = service.issue(project, terms, peppers=peppers).text
+        owner = project.organisation_id
+    await database.close()
+    return owner, key
