@@ -25,11 +25,12 @@ from gateway.inference.services import Services
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.inference.wire import MOST_PROMPTS
-from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
+from gateway.limits.limiter import RateLimiter, Spending, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
 from gateway.metrics_page import MetricsPage
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
+from gateway.spending import LedgerSpending
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.recorder import Recorder
@@ -92,8 +93,6 @@ class Application:
                 poll_s=settings.epoch_poll_s,
             )
             await snapshot.refresh()
-            limiter = self._limiter()
-            stack.push_async_callback(limiter.close)
             recorder = await Recorder.open(UsageLog(settings.usage_log_dir))
             stack.push_async_callback(recorder.close)
             ledger = Ledger(
@@ -104,6 +103,9 @@ class Application:
                 patience_s=settings.orphan_patience_s,
             )
             stack.push_async_callback(ledger.settle)
+            spending = LedgerSpending(database, ledger.settle)
+            limiter = self._limiter(snapshot, spending)
+            stack.push_async_callback(limiter.close)
             self._health = Health(
                 self._fleet,
                 lambda: snapshot.age_s,
@@ -119,6 +121,7 @@ class Application:
                 metrics=self._metrics,
                 max_body_bytes=settings.max_body_bytes,
                 max_inflight=settings.max_inflight,
+                tariff=snapshot.tariff,
             )
             prompts = Prompts(tokenizer, template, threads)
             deadline_ms = int(settings.request_timeout_s * 1000)
@@ -131,7 +134,8 @@ class Application:
                     self._health, base_model=settings.served_model_name, is_open=settings.open
                 ),
             )
-            await stack.enter_async_context(Background(self._tasks(database, snapshot, ledger)))
+            tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
+            await stack.enter_async_context(Background(tasks))
             yield
 
     def _tasks(
@@ -148,11 +152,16 @@ class Application:
             tasks["announcements"] = redis.listen(client, snapshot.hint)
         return tasks
 
-    def _limiter(self) -> RateLimiter:
+    def _limiter(self, snapshot: LiveSnapshot, spending: Spending) -> RateLimiter:
         url, deadline = self._settings.redis_url, self._settings.limit_deadline_s
         if url is None:
-            return memory_limiter()
-        return redis_limiter(redis.connect(url, timeout_s=deadline), deadline_s=deadline)
+            return memory_limiter(rules=snapshot.rules, spending=spending)
+        return redis_limiter(
+            redis.connect(url, timeout_s=deadline),
+            deadline_s=deadline,
+            rules=snapshot.rules,
+            spending=spending,
+        )
 
     async def _lookup(self, request: str) -> Counts | None:
         """What the engines recorded of a request that our last run did not finish."""

@@ -157,6 +157,37 @@ class NeverWithinTokenLimit(TokensLimited):
     retryable = False
 
 
+class DayLimited(RequestsLimited):
+    """The limit of a day is reached: waiting helps, but not soon."""
+
+    retryable = False
+
+
+class ConcurrencyLimited(RequestsLimited):
+    """As many requests as may run at once do."""
+
+
+class BudgetExhausted(GatewayError):
+    """No money is left until the period ends, or until somebody raises the limit."""
+
+    status, kind = HTTPStatus.TOO_MANY_REQUESTS, "insufficient_quota"
+    code = "insufficient_quota"
+    retryable = False
+
+
+class BudgetReserved(BudgetExhausted):
+    """What is left is reserved by requests under way, and some of it may come back."""
+
+    retryable = True
+
+
+class ModelUnpriced(GatewayError):
+    """A budget cannot be kept where the price is not known: a fault of the operator."""
+
+    status, kind = HTTPStatus.FORBIDDEN, "permission_error"
+    code = "model_unpriced"
+
+
 class Unavailable(GatewayError):
     status, kind = HTTPStatus.SERVICE_UNAVAILABLE, "server_error"
     code = "server_is_overloaded"

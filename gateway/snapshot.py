@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -20,14 +21,20 @@ from gateway.catalog.catalogue import AdapterEntry, Catalogue
 from gateway.catalog.repository import CatalogRepository
 from gateway.catalog.target import Target
 from gateway.db import Database, DatabaseUnavailable, read_epoch
-from gateway.errors import Unauthenticated
+from gateway.errors import ModelNotFound, Unauthenticated
 from gateway.identity.directory import KeyDirectory, KeyEntry, tenant_of
 from gateway.identity.models import ApiKey, KeyKind
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
 from gateway.identity.repository import IdentityRepository
+from gateway.limits.rules import RuleBook
+from gateway.limits.service import rule_book
+from gateway.usage.pricing import PriceBook, Tariff
+from gateway.usage.repository import LedgerRepository
 
 log = logging.getLogger(__name__)
+
+PREPAID = "prepaid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Snapshot:
     epoch: int
     keys: KeyDirectory
     catalogue: Catalogue
+    rules: RuleBook
+    prices: PriceBook
 
 
 class LiveSnapshot:
@@ -90,11 +99,25 @@ class LiveSnapshot:
 
     def resolve(self, principal: Principal, name: str) -> Target:
         """Raises ModelNotFound: the same for another project's name and for no name at all."""
-        return self.current.catalogue.resolve(principal.project, name)
+        target = self.current.catalogue.resolve(principal.project, name)
+        if principal.models is not None and target.name not in principal.models:
+            raise ModelNotFound(name)
+        return target
+
+    def rules(self) -> RuleBook:
+        return self.current.rules
+
+    def tariff(self, target: Target, at: datetime) -> Tariff | None:
+        """None: the model has no price."""
+        return self.current.prices.at(target.base_model, target.adapter_id, at)
 
     def models(self, principal: Principal) -> list[Target]:
         """The base, then the principal's own adapters."""
-        return self.current.catalogue.models(principal.project)
+        return [
+            target
+            for target in self.current.catalogue.models(principal.project)
+            if principal.models is None or target.name in principal.models
+        ]
 
     def hint(self) -> None:
         """Something may have changed: look now, not at the next poll."""
@@ -143,11 +166,24 @@ class LiveSnapshot:
             for row in await CatalogRepository(session).ready()
             if row.project_id in owners
         ]
+        payers = await IdentityRepository(session).organisations()
+        rules = await rule_book(
+            session,
+            plans={row.id: row.plan_id for row in payers if row.plan_id},
+            prepaid=frozenset(row.id for row in payers if row.billing == PREPAID),
+            now=datetime.now(UTC),
+        )
         return Snapshot(
             epoch,
             KeyDirectory(keys, self._peppers),
             Catalogue(self._base_model, self._created, adapters),
+            rules,
+            await LedgerRepository(session).price_book(),
         )
+
+
+def _scope(listed: list[str] | None) -> tuple[str, ...] | None:
+    return None if listed is None else tuple(listed)
 
 
 def _key_entry(row: ApiKey) -> KeyEntry:
@@ -160,6 +196,9 @@ def _key_entry(row: ApiKey) -> KeyEntry:
         tenant=tenant_of(project.id) if project else "",
         requests_per_minute=row.requests_per_minute,
         tokens_per_minute=row.tokens_per_minute,
+        endpoints=_scope(row.endpoints),
+        models=_scope(row.models),
+        networks=_scope(row.networks),
         admin=row.kind == KeyKind.ADMIN,
     )
     return KeyEntry(

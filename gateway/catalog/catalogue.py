@@ -32,7 +32,11 @@ class Catalogue:
 
     def __init__(self, base_model: str, created: int, entries: Iterable[AdapterEntry]) -> None:
         self.base = Target(
-            public_name=base_model, base_model=base_model, created=created, owner=BASE_OWNER
+            public_name=base_model,
+            base_model=base_model,
+            created=created,
+            name=base_model,
+            owner=BASE_OWNER,
         )
         self._targets: dict[str, dict[str, Target]] = {}  # project -> public name -> target
         self._listed: dict[str, list[Target]] = {}  # project -> newest versions, by name
@@ -68,6 +72,7 @@ class Catalogue:
             adapter=entry.adapter,
             adapter_id=entry.id,
             created=entry.created,
+            name=entry.name,
             owner=entry.project_name,
         )
         self._targets.setdefault(entry.project, {})[public_name] = target

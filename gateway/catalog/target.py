@@ -12,6 +12,7 @@ class Target:
     adapter: AdapterRef | None = None
     adapter_id: str | None = None  # adp_…
     created: int = 0  # unix seconds
+    name: str = ""  # without version or prefix: what limits are set for
     owner: str = ""  # project name, or "loratorio" for the base
 
     @property

@@ -14,4 +14,7 @@ class Principal:
     tenant: str  # opaque hash of the project, as engines see it
     requests_per_minute: int | None = None  # None: unlimited
     tokens_per_minute: int | None = None
+    endpoints: tuple[str, ...] | None = None  # paths it may be used for; None: all
+    models: tuple[str, ...] | None = None  # public names; None: all of its project
+    networks: tuple[str, ...] | None = None  # 10.0.0.0/8; None: from anywhere
     admin: bool = False  # admin keys call no inference route

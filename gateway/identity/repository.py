@@ -21,6 +21,10 @@ class IdentityRepository:
     async def organisation(self, name: str) -> Organisation | None:
         return await self._session.scalar(select(Organisation).where(Organisation.name == name))
 
+    async def organisations(self) -> Sequence[Organisation]:
+        statement = select(Organisation).order_by(Organisation.created_at, Organisation.id)
+        return (await self._session.scalars(statement)).all()
+
     async def projects(self, name: str | None = None) -> Sequence[Project]:
         """Live ones, oldest first, with their organisation."""
         statement = (

@@ -37,11 +37,13 @@ class Written:
     texts: list[str] = field(default_factory=list)
     chances: list[TokenChance] = field(default_factory=list)
     finish: str | None = None
+    why: dict[str, str] | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
         self.chances += delta.chances
         self.finish = delta.finish or self.finish
+        self.why = delta.why or self.why
 
     @property
     def text(self) -> str:
@@ -86,6 +88,14 @@ class Answer:
             index = position * self._order.options.n + output.index
             gained.append((index, self._shortened(self.choices[index].feed(output))))
         return gained
+
+    def cut(self, why: dict[str, str]) -> list[tuple[int, Delta]]:
+        """End what has not ended."""
+        return [
+            (index, choice.cut(why))
+            for index, choice in enumerate(self.choices)
+            if choice.finish is None
+        ]
 
     def count(self, position: int, outputs: Iterable[Output]) -> None:
         """Take the counts of outputs that nobody will be shown."""

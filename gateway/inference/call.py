@@ -8,6 +8,8 @@ from it.
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.errors import DeadlineExceeded, EngineFailed, EngineLost, GatewayError
@@ -15,24 +17,48 @@ from gateway.http import ClientGone, Reply, Request
 from gateway.inference.answer import Answer, Counts, Written
 from gateway.inference.frames import Frames, error_frames
 from gateway.inference.generation import Generation
+from gateway.inference.meter import Purse
 from gateway.inference.order import Order
 from gateway.inference.services import Services
 from gateway.inference.stream import gather, stream
-from gateway.limits.lease import Lease
+from gateway.limits.lease import Demand, Lease, More, Price
+from gateway.usage.pricing import Tariff, billable, cost
 from gateway.usage.record import Finished, Outcome, Started
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 GRACE_SECONDS = 5.0  # what an engine may take beyond its deadline before we stop waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one request holds, and what it may cost."""
+
+    lease: Lease
+    demand: Demand
+    tariff: Tariff | None
+
+
+def price_of(tariff: Tariff | None) -> Price | None:
+    if tariff is None:
+        return None
+    return Price(input=tariff.input, cached_input=tariff.cached_input, output=tariff.output)
 
 
 class Call:
     """Belongs to one event loop. ``run`` it once."""
 
     def __init__(
-        self, services: Services, order: Order, lease: Lease, *, frames: Frames, reply: Reply
+        self, services: Services, order: Order, hold: Hold, *, frames: Frames, reply: Reply
     ) -> None:
-        self._do, self._order, self._lease = services, order, lease
+        self._do, self._order, self._lease = services, order, hold.lease
+        self._tariff = hold.tariff
         self._frames, self._reply = frames, reply
-        self._generation = Generation(services.fleet, order.submits())
+        self._purse = None
+        if hold.lease.purses:
+            prompts = len(order.prompts)
+            self._purse = Purse(services.limiter, hold.lease, hold.demand, prompts=prompts)
+        submits = order.submits(self._purse)
+        self._generation = Generation(services.fleet, submits, self._purse)
         self._answer = Answer(order, services.tokenizer)
         self._timing = services.metrics.timing(frames.endpoint)
 
@@ -76,9 +102,21 @@ class Call:
             )
         else:
             written = await gather(batches, self._answer, heard=self._timing.heard)
+        if not self._answer.complete and self._purse is not None and self._purse.why is not None:
+            await self._cut(self._purse.why, written)
         if not self._answer.complete:
             raise EngineFailed("The engine ended this request without a reason.")
         return written
+
+    async def _cut(self, why: More, written: list[Written]) -> None:
+        """The money is used up: what was generated is the answer."""
+        said = {"code": why.code, "message": why.message}
+        gained = self._answer.cut(said)
+        if self._order.options.stream:
+            await self._reply.write(b"".join(self._frames.chunk(i, delta) for i, delta in gained))
+        else:
+            for index, delta in gained:
+                written[index].add(delta)
 
     async def _send_last(
         self, failure: GatewayError | None, written: list[Written], counts: Counts
@@ -102,7 +140,9 @@ class Call:
             await self._do.recorder.finished(self._finished(outcome, counts))
         finally:
             # Cached prompt tokens cost next to nothing, so they count for no rate.
-            await self._do.limiter.settle(self._lease, counts.total - counts.cached)
+            await self._do.limiter.settle(
+                self._lease, counts.total - counts.cached, self._cost(outcome, counts)
+            )
         self._measure(outcome, counts)
         self._reply.facts |= {
             "model": self._order.target.public_name,
@@ -113,6 +153,15 @@ class Call:
             "completion_tokens": counts.completion,
         }
         return counts
+
+    def _cost(self, outcome: Outcome, counts: Counts) -> int:
+        """As the ledger will say."""
+        if self._tariff is None:
+            return 0
+        tokens = billable(
+            outcome, prompt=counts.prompt, cached=counts.cached, completion=counts.completion
+        )
+        return cost(self._tariff, tokens).total
 
     def _measure(self, outcome: Outcome, counts: Counts) -> None:
         self._timing.finished()
@@ -138,7 +187,8 @@ class Call:
             digest=target.adapter.digest if target.adapter else None,
             endpoint=self._frames.endpoint,
             prompt_tokens=order.prompt_tokens,
-            at_ns=time.time_ns(),
+            at_ns=_nanoseconds(self._lease.at) if self._lease.at else time.time_ns(),
+            user=order.options.customer,
         )
 
     def _finished(self, outcome: Outcome, counts: Counts) -> Finished:
@@ -153,6 +203,11 @@ class Call:
             boot=self._generation.boot,
             at_ns=time.time_ns(),
         )
+
+
+def _nanoseconds(moment: datetime) -> int:
+    """The ledger counts a request in the period in which its budget did."""
+    return int((moment - EPOCH) / timedelta(microseconds=1)) * 1000
 
 
 async def _to_the_end(work: Coroutine[Any, Any, Counts]) -> Counts:

@@ -22,6 +22,7 @@ class Delta:
     text: str = ""
     chances: list[TokenChance] = field(default_factory=list)
     finish: str | None = None
+    why: dict[str, str] | None = None  # more about the reason
 
 
 class Choice:
@@ -78,6 +79,13 @@ class Choice:
             if self._search and self._search.found:
                 self.finish = "stop"
         return self._delta(text)
+
+    def cut(self, why: dict[str, str]) -> Delta:
+        """It ends here, although it could go on: nothing pays for more."""
+        self.finish = "length"
+        delta = self._delta(self._flush())
+        delta.why = why
+        return delta
 
     def _feed_each(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> str:
         shown = ""

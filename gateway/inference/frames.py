@@ -19,6 +19,7 @@ from gateway.inference.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 END = b"\n\n"
+DETAIL = "x_finish_detail"  # of a choice that a budget cut short: {"code", "message"}
 
 
 class Frames(ABC):
@@ -94,8 +95,9 @@ class ChatFrames(Frames):
             logprobs = b'},"logprobs":' + self._logprobs(delta.chances)
             frames = self._before + content + logprobs + b',"finish_reason":null}' + self._after
         if delta.finish:
-            last = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}'
-            frames += self._before + last % (index, delta.finish.encode()) + self._after
+            last = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"%s}'
+            reason = delta.finish.encode()
+            frames += self._before + last % (index, reason, _why(delta.why)) + self._after
         return frames
 
     def choice(self, index: int, written: Written) -> dict[str, Any]:
@@ -110,6 +112,7 @@ class ChatFrames(Frames):
             },
             "logprobs": chat_logprobs(written.chances, self._tokenizer) if wanted else None,
             "finish_reason": written.finish,
+            **({DETAIL: written.why} if written.why else {}),
         }
 
     def _logprobs(self, chances: Sequence[TokenChance]) -> bytes:
@@ -127,7 +130,7 @@ class CompletionFrames(Frames):
             return b""
         text = b'{"index":%d,"text":' % index + orjson.dumps(delta.text)
         logprobs = b',"logprobs":' + orjson.dumps(self._logprobs(delta.chances))
-        finish = b',"finish_reason":' + orjson.dumps(delta.finish) + b"}"
+        finish = b',"finish_reason":' + orjson.dumps(delta.finish) + _why(delta.why) + b"}"
         return self._before + text + logprobs + finish + self._after
 
     def choice(self, index: int, written: Written) -> dict[str, Any]:
@@ -136,6 +139,7 @@ class CompletionFrames(Frames):
             "text": written.text,
             "logprobs": self._logprobs(written.chances),
             "finish_reason": written.finish,
+            **({DETAIL: written.why} if written.why else {}),
         }
 
     def _logprobs(self, chances: Sequence[TokenChance]) -> dict[str, Any] | None:
@@ -143,6 +147,10 @@ class CompletionFrames(Frames):
         if alternatives is None:
             return None
         return completion_logprobs(chances, self._tokenizer, alternatives=alternatives)
+
+
+def _why(why: dict[str, str] | None) -> bytes:
+    return b',"%s":' % DETAIL.encode() + orjson.dumps(why) if why else b""
 
 
 def usage(counts: Counts) -> dict[str, Any]:

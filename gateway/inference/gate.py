@@ -33,6 +33,7 @@ class Gate:
         principal = self._keys.authenticate(self._key(request))
         if principal.admin:
             raise PermissionDenied("Admin keys cannot call inference routes.")
+        require_scope(principal, request)
         return principal
 
     def _key(self, request: Request) -> str:
@@ -48,6 +49,23 @@ class Gate:
         if any(separator in key for separator in b" \t,"):
             raise InvalidRequest("Send one API key in the Authorization header, not several.")
         return key.decode("latin-1")
+
+
+def require_scope(principal: Principal, request: Request) -> None:
+    """Raises PermissionDenied where the key is not for this path, or not from this address."""
+    if principal.endpoints is not None and request.path not in principal.endpoints:
+        raise PermissionDenied(f"This API key may not be used for {request.path[:64]}.")
+    if principal.networks is not None and not _within(request.peer, principal.networks):
+        raise PermissionDenied("This API key may not be used from this address.")
+
+
+def _within(peer: str, networks: tuple[str, ...]) -> bool:
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any((mapped or address) in ipaddress.ip_network(network) for network in networks)
 
 
 def is_local(request: Request) -> bool:

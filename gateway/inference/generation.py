@@ -22,6 +22,7 @@ from gateway.errors import (
 )
 from gateway.fleet.fleet import RETRY_SECONDS, Fleet
 from gateway.fleet.member import Member
+from gateway.inference.meter import Purse
 
 Batch = tuple[int, list[Output]]  # which prompt, and everything that arrived for it
 MOST_AT_ONCE = 32  # prompts of one request that run together
@@ -32,9 +33,10 @@ ELSEWHERE = frozenset({RefusalCode.QUEUE_FULL, RefusalCode.DRAINING})  # worth a
 class Generation:
     """Belongs to one request. Iterate ``batches`` once, then ``close``."""
 
-    def __init__(self, fleet: Fleet, submits: Sequence[Submit]) -> None:
+    def __init__(self, fleet: Fleet, submits: Sequence[Submit], purse: Purse | None = None) -> None:
         self._fleet = fleet
         self._submits = submits
+        self._purse = purse
         self._streams: dict[int, Stream] = {}
         self.engine = self.boot = ""  # that took the first prompt
 
@@ -64,6 +66,10 @@ class Generation:
                     outputs = await stream.batch()
                     while outputs:
                         yield position, outputs
+                        if self._purse is not None and await self._paid_up(
+                            stream, position, outputs
+                        ):
+                            return
                         outputs = await stream.batch()
                     return
             except RequestRefused as refused:
@@ -75,6 +81,16 @@ class Generation:
                     "The engine was lost while it worked on this request.",
                     retry_after=RETRY_SECONDS,
                 ) from lost
+
+    async def _paid_up(self, stream: Stream, position: int, outputs: list[Output]) -> bool:
+        """Pay for what comes next. True: there is no more money, and nothing more comes."""
+        assert self._purse is not None
+        if stream.finished:
+            return False
+        total = await self._purse.watch(position, outputs)
+        if total is not None:
+            stream.grant(total)
+        return self._purse.ended(position)
 
     def _place(self, submit: Submit, tried: list[Member]) -> Member:
         digest = submit.adapter.digest if submit.adapter else None

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from engine.protocol import Submit
 from gateway.catalog.target import Target
 from gateway.identity.principal import Principal
+from gateway.inference.meter import FIRST_BLOCK, Purse
 from gateway.inference.wire import Options
+from gateway.limits.lease import Demand, Price
+from gateway.limits.rules import Use
 
 UNSAID_TOKENS = 1024  # reserved for an answer whose client gave no max_tokens
 
@@ -20,6 +23,7 @@ class Order:
     prompts: Sequence[Sequence[int]]
     room: int  # tokens that fit after the longest prompt
     deadline_ms: int
+    token_limit: int | None = None  # the smallest limit of tokens that holds for it
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
 
     @property
@@ -49,20 +53,41 @@ class Order:
         return self.prompt_tokens + each * self.options.n * len(self.prompts)
 
     def _affordable(self) -> int:
-        limit = self.principal.tokens_per_minute
+        limit = self.token_limit
         if limit is None:
             return UNSAID_TOKENS
         return max((limit - self.prompt_tokens) // (self.options.n * len(self.prompts)), 1)
 
-    def submits(self) -> list[Submit]:
+    @property
+    def use(self) -> Use:
+        options = self.options
+        return Use(self.target.name or self.target.public_name, options.customer, options.tags)
+
+    def demand(self, price: Price | None) -> Demand:
+        """What it may cost."""
+        choices = self.options.n * len(self.prompts)
+        most = self.max_tokens * choices
+        return Demand(
+            price=price,
+            prompt=self.prompt_tokens,
+            block=min(most, FIRST_BLOCK * choices),
+            most=most,
+            slack=choices,  # the token that ends a choice may not be counted in time
+        )
+
+    def submits(self, purse: Purse | None = None) -> list[Submit]:
         """One per prompt; with several, their ids are the request's and a number."""
         several = len(self.prompts) > 1
         return [
-            self._submit(f"{self.id}-{position}" if several else self.id, prompt)
+            self._submit(
+                f"{self.id}-{position}" if several else self.id,
+                prompt,
+                purse.granted(position) if purse else None,
+            )
             for position, prompt in enumerate(self.prompts)
         ]
 
-    def _submit(self, request: str, prompt: Sequence[int]) -> Submit:
+    def _submit(self, request: str, prompt: Sequence[int], granted: int | None) -> Submit:
         options = self.options
         return Submit(
             request=request,
@@ -76,5 +101,6 @@ class Order:
             ignore_eos=options.ignore_eos,
             logprobs=options.logprobs,
             prompt_logprobs=options.logprobs if self.echoes else None,
+            granted=granted,
             deadline_ms=self.deadline_ms,
         )

@@ -7,13 +7,14 @@ authenticate → parse, resolve, tokenise → reserve         here
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from gateway.errors import GatewayError, Unavailable
 from gateway.http import Reply, Request
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object, parse_object
-from gateway.inference.call import Call
+from gateway.inference.call import Call, Hold, price_of
 from gateway.inference.frames import Frames
 from gateway.inference.order import Order
 from gateway.inference.services import Services
@@ -43,11 +44,16 @@ class Pipeline:
         try:
             body = parse_object(await request.json_body(self._do.max_body_bytes))
             order = await endpoint.take(body, principal, reply.request_id)
+            order = self._within_limits(order)
             self._require_room()
         except GatewayError:
             await self._count_refused(principal, reply)
             raise
-        lease = await self._do.limiter.reserve(principal, order.id, order.reserved_tokens)
+        tariff = self._do.tariff(order.target, datetime.now(UTC))
+        demand = order.demand(price_of(tariff))
+        lease = await self._do.limiter.reserve(
+            principal, order.id, order.reserved_tokens, use=order.use, demand=demand
+        )
         reply.headers.update(lease.headroom.headers())
         if order.options.ignored:
             reply.headers["x-ignored-params"] = listed(order.options.ignored)
@@ -55,7 +61,8 @@ class Pipeline:
         self._do.metrics.inflight.set(self._inflight)
         try:
             frames = endpoint.frames(order, self._do.tokenizer, created=int(time.time()))
-            await Call(self._do, order, lease, frames=frames, reply=reply).run(request)
+            call = Call(self._do, order, Hold(lease, demand, tariff), frames=frames, reply=reply)
+            await call.run(request)
         finally:
             self._inflight -= 1
             self._do.metrics.inflight.set(self._inflight)
@@ -65,6 +72,13 @@ class Pipeline:
         lease = await self._do.limiter.reserve(principal, reply.request_id, 0)
         reply.headers.update(lease.headroom.headers())
         await self._do.limiter.settle(lease, 0)
+
+    def _within_limits(self, order: Order) -> Order:
+        """What is reserved for a client that names no maximum must fit its limits."""
+        if order.options.max_tokens is not None:
+            return order
+        limit = self._do.limiter.tokens_within(order.principal, order.use)
+        return replace(order, token_limit=limit)
 
     def _require_room(self) -> None:
         if self._inflight >= self._do.max_inflight:

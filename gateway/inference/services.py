@@ -1,14 +1,25 @@
 """What a request needs on its way, made once by the composition root."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
+from gateway.catalog.target import Target
 from gateway.fleet.fleet import Fleet
 from gateway.inference.gate import Gate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.lease import Limiter
 from gateway.metrics import Metrics
+from gateway.usage.pricing import Tariff
 from gateway.usage.record import Finished, Started
+
+TariffOf = Callable[[Target, datetime], Tariff | None]
+
+
+def unpriced(target: Target, at: datetime) -> Tariff | None:
+    """The tariff where nothing has a price."""
+    return None
 
 
 class Recorder(Protocol):
@@ -31,3 +42,4 @@ class Services:
     metrics: Metrics
     max_body_bytes: int
     max_inflight: int
+    tariff: TariffOf = unpriced

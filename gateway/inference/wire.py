@@ -3,7 +3,9 @@
 Every documented field of OpenAI's API is in one of three classes: it works, it is ignored and
 named in ``x-ignored-params``, or it is refused with 400 and its name. Unknown fields are ignored
 and named too. Besides OpenAI's there are vLLM's ``top_k min_p repetition_penalty min_tokens
-ignore_eos stop_token_ids``. A ``top_p`` of 0 means greedy; ``seed`` is any 64-bit integer.
+ignore_eos stop_token_ids``. Whom a request is for (``safety_identifier``, else ``user``) and its
+``metadata`` change nothing about the answer: limits and usage go by them. A ``top_p`` of 0 means
+greedy; ``seed`` is any 64-bit integer.
 """
 
 from collections.abc import Sequence
@@ -28,13 +30,14 @@ MOST_STOP_CHARS = 1024
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
 MOST_PROMPTS = 256
+MOST_NAME_CHARS = 256  # of a customer, or a tag with its value
+MOST_TAGS = 16
 MOST_TOKEN_ID = (1 << 31) - 1
 
 # Changes nothing about the answer here, so that it is safe to leave out.
 IGNORED = frozenset({
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
-    "user", "verbosity",
+    "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "reasoning_effort", "service_tier", "store", "verbosity",
 })  # fmt: skip
 # Would change the answer, so that leaving it out silently would be wrong.
 REFUSED = (
@@ -71,6 +74,8 @@ class Options:
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...]  # names for x-ignored-params
+    customer: str = ""  # whom it is for, of the tenant's own customers
+    tags: tuple[str, ...] = ()  # name=value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,8 @@ def _options(fields: Fields, model: str, logprobs: int | None, max_tokens: int |
         raise out_of_range(sampling.min_tokens, f"at most max_tokens, {max_tokens}", "min_tokens")
     stop, stop_tokens = _stop(fields), _token_ids(fields, "stop_token_ids", 256)
     ignore_eos = fields.flag("ignore_eos")
+    customer = _customer(fields)
+    tags = _tags(fields)
     _refuse_unsupported(fields)
     return Options(
         model=model,
@@ -134,7 +141,34 @@ def _options(fields: Fields, model: str, logprobs: int | None, max_tokens: int |
         stream=stream,
         include_usage=include_usage,
         ignored=(*sorted(fields.unread), *ignored),
+        customer=customer,
+        tags=tags,
     )
+
+
+def _customer(fields: Fields) -> str:
+    """The newer field goes before the older."""
+    older, newer = fields.name("user"), fields.name("safety_identifier")
+    for name, value in (("user", older), ("safety_identifier", newer)):
+        if value and len(value) > MOST_NAME_CHARS:
+            raise out_of_range(f"{len(value)} characters long", f"at most {MOST_NAME_CHARS}", name)
+    return newer or older or ""
+
+
+def _tags(fields: Fields) -> tuple[str, ...]:
+    metadata = fields.object("metadata")
+    if metadata is None:
+        return ()
+    names = sorted(metadata.unread)
+    if len(names) > MOST_TAGS:
+        raise out_of_range(len(names), f"at most {MOST_TAGS} entries long", "metadata")
+    tags = [f"{name}={metadata.name(name) or ''}" for name in names]
+    for name, tag in zip(names, tags, strict=True):
+        if len(tag) > MOST_NAME_CHARS:
+            raise out_of_range(
+                f"{len(tag)} characters long", f"at most {MOST_NAME_CHARS}", f"metadata.{name[:64]}"
+            )
+    return tuple(tags)
 
 
 def _model(fields: Fields) -> str:

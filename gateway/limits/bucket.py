@@ -2,35 +2,15 @@
 
 This is GCRA with costs, kept as a level instead of a time so that every number is an integer
 and nothing is rounded: the level counts 1/60,000 of a request or token, so a limit of N per
-minute drains N units each millisecond. ``take.lua`` and ``settle.lua`` say the same in Redis.
+minute drains N units each millisecond. ``admit.lua`` and ``settle.lua`` say the same in Redis.
 
 A limit of N lets N pass at once, and N more in each minute after.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 UNIT = 60_000  # level of one request or token; milliseconds in a minute
 TIRED = 10**15  # a bucket is reborn before its count of what has gone leaves 53 bits
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one request wants of one bucket."""
-
-    bucket: str  # full name of the bucket
-    limit: int  # per minute
-    cost: int  # at most limit; 0 only looks
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """All asks were granted (``wait_ms`` is 0), or none."""
-
-    wait_ms: int  # until the binding ask would pass, if nobody else takes
-    binding: int  # index of the ask that has to wait longest
-    levels: list[int]  # of each bucket, after taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +42,6 @@ class Held:
     cost: int
     position: int  # it is wholly gone when this much has left the bucket
     born_ms: int  # of the bucket
-
-
-class BucketStore(Protocol):
-    """Where buckets are. ``lease`` names the reservation on the last ask, to be settled."""
-
-    async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict: ...
-
-    async def settle(self, ask: Ask, lease: str) -> None:
-        """``ask.cost`` was used in truth; what else the lease holds goes back, once."""
-
-    async def close(self) -> None: ...
 
 
 def wait_ms(level: int, limit: int, cost: int) -> int:

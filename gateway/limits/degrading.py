@@ -1,38 +1,42 @@
-"""Shared buckets that never hold up a request: without their store, each gateway counts a share.
+"""A shared store that never holds up a request: without it, each gateway counts a share of rates.
 
-Rates only. A hard budget must not be spent twice, so money will fail closed instead.
+Money is not shared out: a budget must not be spent twice. Without the store nothing new is
+admitted against one, and what runs ends with the money that it has reserved.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from gateway.limits.bucket import Ask, BucketStore, Verdict
-from gateway.limits.memory import MemoryBuckets
+from gateway.errors import QuotaBackendUnavailable
+from gateway.limits.memory import MemoryStore
+from gateway.limits.store import Ask, Extension, Kind, Open, Store, Verdict
 
 log = logging.getLogger(__name__)
 
 FAILURES_TO_OPEN = 3  # in a row; from then on the store is asked only every RETRY_S
 RETRY_S = 1.0
+Answer = TypeVar("Answer")
 
 
-class DegradingBuckets:
+class DegradingStore:
     """``replicas`` says how many gateways share the limits, as last known."""
 
     def __init__(
         self,
-        shared: BucketStore,
+        shared: Store,
         *,
         deadline_s: float,
         replicas: Callable[[], int] = lambda: 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shared = shared
-        self._local = MemoryBuckets(lambda: int(clock() * 1000))
+        self._local = MemoryStore(lambda: int(clock() * 1000))
         self._deadline_s = deadline_s
         self._replicas = replicas
         self._clock = clock
@@ -45,36 +49,62 @@ class DegradingBuckets:
         return self._failures > 0
 
     async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict:
-        if self._may_ask():
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    verdict = await self._shared.take(asks, lease)
-            except (RedisError, OSError) as error:  # TimeoutError is an OSError
-                self._failed(error)
-            else:
-                self._worked()
-                return verdict
+        verdict = await self._ask(self._shared.take(asks, lease))
+        if verdict is not None:
+            return verdict
+        if any(ask.kind is Kind.MONEY for ask in asks):
+            raise QuotaBackendUnavailable(
+                "Budgets cannot be checked at the moment.", retry_after=RETRY_S
+            )
         verdict = await self._local.take([self._share(ask) for ask in asks], lease)
         self.local_grants += verdict.wait_ms == 0
         return verdict
 
-    async def settle(self, ask: Ask, lease: str) -> None:
+    async def extend(self, asks: Sequence[Ask], lease: str, *, held: int) -> Extension:
+        return await self._ask(self._shared.extend(asks, lease, held=held)) or Extension(0)
+
+    async def settle(
+        self, lease: str, *, tokens: int, money: int, lost: Sequence[Ask] = ()
+    ) -> bool:
         if self._local.holds(lease):
-            await self._local.settle(self._share(ask), lease)
-        elif self._may_ask():
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    await self._shared.settle(ask, lease)
-            except (RedisError, OSError) as error:  # the reservation drains by itself
-                self._failed(error)
-            else:
-                self._worked()
+            return await self._local.settle(lease, tokens=tokens, money=money)
+        settled = self._shared.settle(lease, tokens=tokens, money=money, lost=lost)
+        return await self._ask(settled) is not None
+
+    async def seed(self, ask: Ask, spent: int) -> None:
+        if await self._ask(_done(self._shared.seed(ask, spent))) is None:
+            raise QuotaBackendUnavailable(
+                "Budgets cannot be checked at the moment.", retry_after=RETRY_S
+            )
+
+    async def renew(self, leases: Sequence[tuple[str, Sequence[str]]]) -> None:
+        await self._local.renew(leases)
+        await self._ask(self._shared.renew(leases))
+
+    async def prune(self, keys: Sequence[str]) -> None:
+        await self._ask(self._shared.prune(keys))
+
+    async def reservations(self, key: str) -> list[Open]:
+        return await self._ask(self._shared.reservations(key)) or []
 
     async def close(self) -> None:
         await self._shared.close()
 
-    def _may_ask(self) -> bool:
-        return self._failures < FAILURES_TO_OPEN or self._clock() >= self._retry_at
+    async def _ask(self, question: Coroutine[Any, Any, Answer]) -> Answer | None:
+        """None: no answer."""
+        if self._failures >= FAILURES_TO_OPEN and self._clock() < self._retry_at:
+            question.close()
+            return None
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                answer = await question
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            self._failed(error)
+            return None
+        if self._failures:
+            log.warning("limit store is back")
+        self._failures = 0
+        return answer
 
     def _failed(self, error: Exception) -> None:
         if self._failures == 0:
@@ -82,11 +112,11 @@ class DegradingBuckets:
         self._failures += 1
         self._retry_at = self._clock() + RETRY_S
 
-    def _worked(self) -> None:
-        if self._failures:
-            log.warning("limit store is back")
-        self._failures = 0
-
     def _share(self, ask: Ask) -> Ask:
         limit = max(1, ask.limit // max(1, self._replicas()))
         return replace(ask, limit=limit, cost=min(ask.cost, limit))
+
+
+async def _done(work: Coroutine[Any, Any, None]) -> bool:
+    await work
+    return True

@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from gateway.identity.principal import Principal
+from gateway.limits.rules import Rule, Use
+from gateway.limits.store import Ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,28 +45,80 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Pico-dollars per token; see ``gateway.usage.pricing``."""
+
+    input: int
+    cached_input: int
+    output: int
+
+    def worst(self, prompt: int, output: int) -> int:
+        """The most that so many tokens can cost, in nano-dollars."""
+        pico = prompt * max(self.input, self.cached_input) + output * self.output
+        return -(-pico // 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a request may cost: known once its prompt is."""
+
+    price: Price | None  # None: the model has none
+    prompt: int  # tokens
+    block: int  # output tokens to pay for at first
+    most: int  # output tokens it could use in all
+    slack: int = 1  # output tokens that may come beyond what was granted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Taken by ``reserve``; given back to the token by ``settle``, in any outcome, once."""
 
     request: str
     principal: Principal
     tokens: int  # reserved: prompt + the most that may be generated
+    name: str = ""
+    at: datetime | None = None
     headroom: Headroom = field(default_factory=Headroom)
+    slots: tuple[str, ...] = ()  # counters whose slots it holds
+    purses: tuple[tuple[Rule, Ask], ...] = ()  # budgets it pays from
+    money: int = 0  # nano-dollars reserved at first, of each budget
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """Money for a running request; 0, and why, where there is none."""
+
+    nano: int
+    code: str = ""
+    message: str = ""
 
 
 class Limiter(Protocol):
-    """Requests and tokens per minute per key: all levels are taken, or none.
+    """Every limit that holds for a request: all are taken, or none.
 
-    ``reserve`` raises RequestsLimited, TokensLimited or NeverWithinTokenLimit (with the exact
-    wait and the ``x-ratelimit-*`` headers). ``settle`` gives back what was not used; doing it
-    twice changes nothing. ``headroom`` takes nothing: it is for the answers to requests that
-    were refused before they were counted.
+    ``reserve`` raises LimitExceeded (with the exact wait, and the ``x-ratelimit-*`` headers) or
+    QuotaBackendUnavailable. ``settle`` gives back what was not used; doing it twice changes
+    nothing. ``headroom`` takes nothing: it is for the answers to requests that were refused
+    before they were counted.
     """
 
-    async def reserve(self, principal: Principal, request: str, tokens: int) -> Lease: ...
+    async def reserve(
+        self,
+        principal: Principal,
+        request: str,
+        tokens: int,
+        *,
+        use: Use = ...,
+        demand: Demand | None = None,
+    ) -> Lease: ...
 
-    async def settle(self, lease: Lease, used: int) -> None: ...
+    async def extend(self, lease: Lease, *, held: int, want: int, least: int) -> More: ...
 
-    async def headroom(self, principal: Principal) -> Headroom: ...
+    async def settle(self, lease: Lease, used: int, nano: int = 0) -> None: ...
+
+    async def headroom(self, principal: Principal, use: Use = ...) -> Headroom: ...
+
+    def tokens_within(self, principal: Principal, use: Use = ...) -> int | None:
+        """The smallest limit of tokens; None: there is none."""
 
     async def close(self) -> None: ...

@@ -25,10 +25,10 @@ from gateway.inference.gate import Gate
 from gateway.inference.intake import Intake
 from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
-from gateway.inference.services import Services
+from gateway.inference.services import Services, TariffOf, unpriced
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
-from gateway.limits.limiter import memory_limiter
+from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
 from gateway.metrics import Metrics
 from gateway.rest import rest_application
@@ -192,6 +192,8 @@ async def serving(
     timeout_s: float = 30.0,
     context: int = 512,
     snapshot_age: "Sequence[float]" = (0.0,),
+    limiter: RateLimiter | None = None,
+    tariff: TariffOf = unpriced,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -213,9 +215,9 @@ async def serving(
     prompts = Prompts(tokenizer, ChatTemplate.load(model_dir, tokenizer.named_tokens), threads)
     health = Health(fleet, lambda: snapshot_age[0])
     services = Services(
-        gate=Gate(snapshot, open_to_this_machine=is_open), limiter=memory_limiter(),
+        gate=Gate(snapshot, open_to_this_machine=is_open), limiter=limiter or memory_limiter(),
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
-        max_body_bytes=max_body_bytes, max_inflight=max_inflight,
+        max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
     )  # fmt: skip
     intake = Intake(snapshot, prompts, fleet, deadline_ms=int(timeout_s * 1000))
     rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)

@@ -11,7 +11,7 @@ from gateway.errors import NeverWithinTokenLimit, RequestsLimited, TokensLimited
 from gateway.identity.principal import Principal
 from gateway.limits.lease import Headroom, duration
 from gateway.limits.limiter import RateLimiter, memory_limiter
-from gateway.limits.redis_buckets import RedisBuckets
+from gateway.limits.redis_store import RedisStore
 from gateway.redis import connect
 
 
@@ -33,7 +33,7 @@ async def limiter(request):
         yield memory_limiter()
         return
     url = Secret(request.getfixturevalue("redis_url"))
-    limiter = RateLimiter(RedisBuckets(connect(url, timeout_s=2)))
+    limiter = RateLimiter(RedisStore(connect(url, timeout_s=2)))
     yield limiter
     await limiter.close()
 
@@ -186,7 +186,7 @@ def test_a_limit_that_is_not_set_has_no_header():
 
 async def test_a_script_that_the_server_forgot_is_sent_again(redis_url):
     redis = connect(Secret(redis_url), timeout_s=2)
-    limiter = RateLimiter(RedisBuckets(redis))
+    limiter = RateLimiter(RedisStore(redis))
     who = principal(requests=10)
     await limiter.reserve(who, "req_1", 1)
     await redis.script_flush()
@@ -198,7 +198,7 @@ async def test_a_script_that_the_server_forgot_is_sent_again(redis_url):
 async def test_everything_one_script_touches_is_in_one_slot_and_expires(redis_url):
     redis: Redis = connect(Secret(redis_url), timeout_s=2)
     await redis.flushall()
-    limiter = RateLimiter(RedisBuckets(redis))
+    limiter = RateLimiter(RedisStore(redis))
     await limiter.reserve(principal(requests=10, tokens=10), "req_1", 1)
     names = await redis.keys("*org_1*")
     assert len(names) == 3

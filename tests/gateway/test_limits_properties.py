@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gateway.config import Secret
 from gateway.errors import TokensLimited
-from gateway.limits.degrading import FAILURES_TO_OPEN, DegradingBuckets
+from gateway.limits.degrading import FAILURES_TO_OPEN, DegradingStore
 from gateway.limits.limiter import RateLimiter, redis_limiter
-from gateway.limits.memory import SWEEP_EVERY, MemoryBuckets
-from gateway.limits.redis_buckets import RedisBuckets
+from gateway.limits.memory import SWEEP_EVERY, MemoryStore
+from gateway.limits.redis_store import RedisStore
 from gateway.redis import connect
 from tests.gateway.test_limits import granted, principal
 
@@ -32,15 +32,15 @@ class LostStore:
 
     def __init__(self) -> None:
         self.mode, self.asked = "works", 0
-        self.inner = MemoryBuckets()
+        self.inner = MemoryStore()
 
     async def take(self, asks, lease):
         await self.trouble()
         return await self.inner.take(asks, lease)
 
-    async def settle(self, ask, lease):
+    async def settle(self, lease, **used):
         await self.trouble()
-        await self.inner.settle(ask, lease)
+        return await self.inner.settle(lease, **used)
 
     async def close(self):
         return None
@@ -69,7 +69,7 @@ actions = st.lists(
 def test_tokens_used_never_exceed_the_bucket_and_its_refill(schedule, limit):
     """Over any stretch of time: at most one full bucket and what flows in meanwhile."""
     clock = Clock()
-    limiter = RateLimiter(MemoryBuckets(clock))
+    limiter = RateLimiter(MemoryStore(clock))
     who = principal(tokens=limit)
     used: list[tuple[int, int]] = []  # (time of admission, tokens)
 
@@ -102,7 +102,7 @@ def test_tokens_used_never_exceed_the_bucket_and_its_refill(schedule, limit):
 
 def test_drained_buckets_and_forgotten_leases_are_removed():
     clock = Clock()
-    buckets = MemoryBuckets(clock)
+    buckets = MemoryStore(clock)
     limiter = RateLimiter(buckets)
 
     async def play() -> None:
@@ -120,7 +120,7 @@ def test_drained_buckets_and_forgotten_leases_are_removed():
 async def test_a_lost_store_degrades_to_a_local_share_and_says_so_once(mode, caplog):
     store = LostStore()
     store.mode = mode
-    buckets = DegradingBuckets(store, deadline_s=0.02, replicas=lambda: 2)
+    buckets = DegradingStore(store, deadline_s=0.02, replicas=lambda: 2)
     limiter = RateLimiter(buckets)
     who = principal(requests=10, tokens=1000)
     with caplog.at_level(logging.WARNING):
@@ -134,7 +134,7 @@ async def test_an_open_breaker_does_not_wait_for_the_store_and_closes_when_it_is
     now = 0.0
     store = LostStore()
     store.mode = "fails"
-    buckets = DegradingBuckets(store, deadline_s=0.02, clock=lambda: now)
+    buckets = DegradingStore(store, deadline_s=0.02, clock=lambda: now)
     limiter = RateLimiter(buckets)
     who = principal(tokens=1000)
     leases = [await limiter.reserve(who, f"req_{n}", 10) for n in range(10)]
@@ -153,7 +153,7 @@ async def test_gateways_learn_how_many_share_the_limits(redis_url):
     now = 0.0
     clients = [connect(Secret(redis_url), timeout_s=2) for _ in range(3)]
     await clients[0].flushall()
-    gateways = [RedisBuckets(client, lambda: now) for client in clients]
+    gateways = [RedisStore(client, lambda: now) for client in clients]
     for _ in range(2):
         for gateway in gateways:
             await RateLimiter(gateway).reserve(principal(requests=9), "req_1", 1)

@@ -1,0 +1,107 @@
+-- Take everything that is asked, or nothing. memory.py says the same in Python, bucket.py the rates.
+-- KEYS: the counters, then perhaps the lease
+-- ARGV: lease ms, slot ms, busy ms; for each counter: kind, unit, limit, cost, least, end of period
+-- Returns: {wait in ms (0: taken), index of the binding one, money, then level and held of each};
+--   or {-1, indexes of budgets whose spending is not known here}
+local UNIT, TIRED, LATE = 60000, 1e15, 7200000
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local count = (#ARGV - 3) / 6
+local lease, lease_ms, slot_ms, busy_ms = KEYS[count + 1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local function whole(number) return string.format('%.0f', number) end
+
+local function bucket(key, limit)
+  local found = redis.call('HMGET', key, 'level', 'at', 'gone', 'born')
+  if not found[4] then return {level = 0, at = now, gone = 0, born = now} end
+  local was, at, gone = tonumber(found[1]), tonumber(found[2]), tonumber(found[3])
+  if gone > TIRED then return {level = was, at = now, gone = 0, born = now} end
+  local level = math.max(0, math.min(was, limit * UNIT) - math.max(0, now - at) * limit)
+  return {level = level, at = math.max(now, at), gone = gone + was - level, born = tonumber(found[4])}
+end
+
+local asks, unseeded, money = {}, {-1}, -1
+for i = 1, count do
+  local at = 3 + (i - 1) * 6
+  local ask = {
+    key = KEYS[i], kind = ARGV[at + 1], unit = ARGV[at + 2], limit = tonumber(ARGV[at + 3]),
+    cost = tonumber(ARGV[at + 4]), least = tonumber(ARGV[at + 5]), ends = tonumber(ARGV[at + 6]),
+    level = 0, held = 0,
+  }
+  if ask.kind == 'r' then
+    ask.bucket = bucket(ask.key, ask.limit)
+    ask.level = ask.bucket.level
+  elseif ask.kind == 'c' then
+    ask.level = tonumber(redis.call('GET', ask.key) or '0')
+  elseif ask.kind == 's' then
+    redis.call('ZREMRANGEBYSCORE', ask.key, '-inf', now)
+    ask.level = redis.call('ZCARD', ask.key)
+  else
+    local found = redis.call('HMGET', ask.key, 'spent', 'held')
+    if not found[1] then
+      unseeded[#unseeded + 1] = i - 1
+    else
+      ask.level, ask.held = tonumber(found[1]), tonumber(found[2] or '0')
+      ask.room = ask.limit - ask.level - ask.held
+      local can = math.max(0, math.min(ask.cost, ask.room))
+      if money < 0 or can < money then money = can end
+    end
+  end
+  asks[i] = ask
+end
+if #unseeded > 1 then return unseeded end
+money = math.max(0, money)
+
+local wait, binding = 0, 0
+for i, ask in ipairs(asks) do
+  local needs = 0
+  if ask.cost == 0 then
+    needs = 0
+  elseif ask.kind == 'r' then
+    needs = math.max(0, math.ceil((ask.level + (ask.cost - ask.limit) * UNIT) / ask.limit))
+  elseif ask.kind == 'c' then
+    if ask.level + ask.cost > ask.limit then needs = math.max(1, ask.ends - now) end
+  elseif ask.kind == 's' then
+    if ask.level >= ask.limit then needs = busy_ms end
+  elseif money < ask.least and ask.room < ask.least then
+    needs = ask.level + ask.least <= ask.limit and busy_ms or math.max(1, ask.ends - now)
+  end
+  if needs > wait then wait, binding = needs, i - 1 end
+end
+
+if wait == 0 and lease then
+  local record = {}
+  for i, ask in ipairs(asks) do
+    if ask.cost > 0 then
+      local position, born = 0, 0
+      if ask.kind == 'r' then
+        local b = ask.bucket
+        b.level = b.level + ask.cost * UNIT
+        redis.call('HSET', ask.key, 'level', whole(b.level), 'at', whole(b.at),
+          'gone', whole(b.gone), 'born', whole(b.born))
+        redis.call('PEXPIRE', ask.key, math.ceil(b.level / ask.limit) + 1000)
+        ask.level, position, born = b.level, b.gone + b.level, b.born
+      elseif ask.kind == 'c' then
+        ask.level = redis.call('INCRBY', ask.key, ask.cost)
+        redis.call('PEXPIREAT', ask.key, ask.ends + LATE)
+      elseif ask.kind == 's' then
+        redis.call('ZADD', ask.key, now + slot_ms, lease)
+        redis.call('PEXPIRE', ask.key, slot_ms + 1000)
+        ask.level = ask.level + 1
+      else
+        ask.held = redis.call('HINCRBY', ask.key, 'held', whole(money))
+        redis.call('HSET', ask.key, 'open ' .. lease, whole(money) .. ' ' .. whole(now + lease_ms))
+      end
+      record[#record + 1] = table.concat({ask.kind, ask.unit, whole(ask.limit), whole(ask.cost),
+        whole(position), whole(born), ask.key}, ' ')
+    end
+  end
+  redis.call('SET', lease, table.concat(record, '\n'), 'PX', lease_ms)
+end
+
+local reply = {wait, binding, money}
+for _, ask in ipairs(asks) do
+  reply[#reply + 1] = ask.level
+  reply[#reply + 1] = ask.held
+end
+return reply

@@ -1,0 +1,194 @@
+"""Which limits hold for a request: those of its organisation, project, key, customer and tags.
+
+Immutable; a change makes another book. What is not in it is not limited. An organisation's own
+quota goes before its plan's, field by field; a customer without limits of its own has those of
+the customer ``*`` of its project, if there are such.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from datetime import datetime
+from functools import cached_property
+from urllib.parse import quote
+
+from gateway import redis as names
+from gateway.identity.principal import Principal
+from gateway.limits.models import Level
+from gateway.limits.period import DAY, Period, period_at
+from gateway.limits.store import Ask, Kind, Unit
+
+ANYONE = "*"
+SHAPES: dict[str, tuple[Kind, Unit, str | None]] = {
+    "requests_per_minute": (Kind.RATE, Unit.REQUESTS, None),
+    "requests_per_day": (Kind.COUNT, Unit.REQUESTS, DAY),
+    "tokens_per_minute": (Kind.RATE, Unit.TOKENS, None),
+    "tokens_per_day": (Kind.COUNT, Unit.TOKENS, DAY),
+    "concurrency": (Kind.SLOTS, Unit.CONCURRENCY, None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """None: not limited."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
+
+    def over(self, other: "Rates") -> "Rates":
+        """These, and the other's where these say nothing."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(other, **{name: value for name, value in own.items() if value is not None})
+
+
+NO_RATES = Rates()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """Money for a calendar period; or, of credits, altogether."""
+
+    period: str | None  # "day" or "month"; None: credits
+    time_zone: str = "UTC"
+    nano: int
+    soft: bool = False
+    since: datetime | None = None  # of credits: when the first was granted
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose limits, and for which model; "" is all models."""
+
+    level: Level
+    id: str
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a request is for, as far as limits ask."""
+
+    model: str = ""  # public name; "" where it is not known yet
+    customer: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One limit of one subject."""
+
+    organisation: str
+    subject: Subject
+    what: str  # tells the limits of a subject apart
+    kind: Kind
+    unit: Unit
+    limit: int
+    _: KW_ONLY
+    period: str | None = None
+    time_zone: str = "UTC"
+    soft: bool = False
+    since: datetime | None = None  # of credits
+
+    @cached_property
+    def name(self) -> str:
+        """The counter's, but for the period."""
+        subject = self.subject
+        path = (subject.level, quote(subject.id, safe=""), quote(subject.model, safe=""), self.what)
+        return names.key(self.organisation, *map(str, path))
+
+    @property
+    def shown(self) -> str:
+        """For people: "project prj_1 on support"."""
+        subject = self.subject
+        return f"{subject.level} {subject.id}" + (f" on {subject.model}" if subject.model else "")
+
+    def ask(self, cost: int, now: datetime, *, least: int = 0) -> Ask:
+        if self.period is None:
+            return Ask(self.name, self.kind, self.unit, self.limit, cost, least, 0, self.soft)
+        period = period_at(now, self.period, self.time_zone)
+        key = f"{self.name}:{period.id}"
+        return Ask(key, self.kind, self.unit, self.limit, cost, least, period.ends_ms, self.soft)
+
+    def period_at(self, now: datetime) -> Period | None:
+        return period_at(now, self.period, self.time_zone) if self.period else None
+
+    @property
+    def words(self) -> str:
+        """For example "requests per minute"."""
+        per = "minute" if self.kind is Kind.RATE else self.period
+        return f"{self.unit} per {per}" if per else str(self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleBook:
+    rates: dict[Subject, Rates] = field(default_factory=dict)
+    allowances: dict[Subject, tuple[Allowance, ...]] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)  # organisation -> plan
+    _known: dict[tuple[Principal, Use], tuple[Rule, ...]] = field(default_factory=dict)
+
+    def of(self, who: Principal, use: Use) -> tuple[Rule, ...]:
+        """All that hold, the organisation's first."""
+        known = self._known.get((who, use))
+        if known is None:
+            known = tuple(self._rules(who, use))
+            if len(self._known) > 10_000:  # customers' names are the clients' to choose
+                self._known.clear()
+            self._known[who, use] = known
+        return known
+
+    def _rules(self, who: Principal, use: Use) -> Iterable[Rule]:
+        subjects = [(Level.ORGANISATION, who.organisation), (Level.PROJECT, who.project)]
+        subjects.append((Level.KEY, who.key))
+        if use.customer:
+            subjects.append((Level.CUSTOMER, f"{who.project}/{use.customer}"))
+        subjects += [(Level.TAG, f"{who.project}/{tag}") for tag in use.tags]
+        for level, subject in subjects:
+            for model in ("", use.model) if use.model else ("",):
+                yield from self._of_subject(who, Subject(level, subject, model))
+
+    def _of_subject(self, who: Principal, subject: Subject) -> Iterable[Rule]:
+        rates, allowances = self._found(subject)
+        for other in self._behind(who, subject):
+            more, money = self._found(other)
+            rates, allowances = rates.over(more), allowances or money
+        if subject == Subject(Level.KEY, who.key):
+            rates = rates.over(
+                Rates(
+                    requests_per_minute=who.requests_per_minute,
+                    tokens_per_minute=who.tokens_per_minute,
+                )
+            )
+        yield from _rules_of(who.organisation, subject, rates, allowances)
+
+    def _found(self, subject: Subject) -> tuple[Rates, tuple[Allowance, ...]]:
+        return self.rates.get(subject, NO_RATES), self.allowances.get(subject, ())
+
+    def _behind(self, who: Principal, subject: Subject) -> Iterable[Subject]:
+        """Where else to look for what a subject has not."""
+        if subject.level is Level.ORGANISATION and (plan := self.plans.get(who.organisation)):
+            yield Subject(Level.PLAN, plan, subject.model)
+        if subject.level is Level.CUSTOMER:
+            yield Subject(Level.CUSTOMER, f"{who.project}/{ANYONE}", subject.model)
+
+
+def _rules_of(
+    organisation: str, subject: Subject, rates: Rates, allowances: Sequence[Allowance]
+) -> Iterable[Rule]:
+    for name, (kind, unit, period) in SHAPES.items():
+        if (limit := getattr(rates, name)) is not None:
+            yield Rule(organisation, subject, name, kind, unit, limit, period=period)
+    for money in allowances:
+        yield Rule(
+            organisation,
+            subject,
+            f"money-{money.period or 'credit'}-{quote(money.time_zone, safe='')}",
+            Kind.MONEY,
+            Unit.MONEY,
+            money.nano,
+            period=money.period,
+            time_zone=money.time_zone,
+            soft=money.soft,
+            since=money.since,
+        )
