@@ -75,6 +75,10 @@ def _problems(submit: Submit, vocab_size: int) -> Iterator[str]:
     ):
         if value is not None and not 0 <= value <= MAX_LOGPROBS:
             yield f"{name}={value} must be in 0..{MAX_LOGPROBS}"
+    if submit.public_tokens < 0:
+        yield f"public_tokens={submit.public_tokens} must not be negative"
+    if not 0 < submit.weight < math.inf:
+        yield f"weight={submit.weight} must be above 0 and finite"
     if submit.granted is not None and submit.granted < 0:
         yield f"granted={submit.granted} must not be negative"
     yield from _sampling_problems(submit.sampling, vocab_size)

@@ -131,4 +131,5 @@ class Book:
             request.prompt_computed,
             request.generated,
             all(choice.phase is Phase.FINISHED for choice in request.choices),
+            request.cached or 0,
         )

@@ -22,3 +22,4 @@ class Built(Generic[P]):
     eos: frozenset[int]  # tokens that end a sequence, from the model's generation config
     adapters: HostCache[P] | None  # None: no adapter store is configured
     ahead: bool = False  # launch returns before the pass is computed: plan the next meanwhile
+    max_step_s: float | None = None  # what a pass with decodes should take when none is configured

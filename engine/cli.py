@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config import Device, Dtype, EngineConfig
-from engine.flags import Parser
+from engine.flags import Parser, amount
 
 DEFAULTS = EngineConfig(model="")
 
@@ -72,6 +72,22 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pool-bytes", type=int, metavar="BYTES", help="of the page pool")
     parser.add_argument("--host-cache-bytes", type=int, metavar="BYTES", default=d.host_cache_bytes)
+    parser.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=d.enable_prefix_caching,
+        help="compute equal beginnings of a tenant's prompts once (default: on)",
+    )
+    parser.add_argument(
+        "--max-step-ms", type=amount, metavar="MS", help="of a pass in which sequences decode"
+    )
+    parser.add_argument(
+        "--fairness-quantum", type=int, metavar="TOKENS", default=d.fairness_quantum
+    )
+    parser.add_argument(
+        "--max-tenant-share", type=float, metavar="SHARE", default=d.max_tenant_share,
+        help="of the pages, beyond which a tenant's next sequence waits",
+    )  # fmt: skip
     parser.add_argument("--max-waiting", type=int, metavar="N", default=d.max_waiting)
     parser.add_argument("--max-adapter-loads", type=int, metavar="N", default=d.max_adapter_loads)
     for name in ("grant_timeout", "drain_timeout"):
@@ -83,7 +99,8 @@ SAME_NAME = (
     "model", "listen", "name", "adapter_store", "data_dir", "device", "dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "max_waiting",
-    "max_adapter_loads", "grant_timeout_s", "drain_timeout_s",
+    "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
+    "grant_timeout_s", "drain_timeout_s",
 )  # fmt: skip
 
 
@@ -94,5 +111,6 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=sequences,
         page_tokens=arguments.block_size,
+        max_step_s=arguments.max_step_ms and arguments.max_step_ms / 1000,
         **{name: getattr(arguments, name) for name in SAME_NAME},
     )

@@ -44,6 +44,10 @@ class EngineConfig:
     pool_bytes: int | None = None  # of the page pool; None: measured on CUDA, modest on CPU
     host_cache_bytes: int = 1 << 30  # of adapters kept in host memory
 
+    enable_prefix_caching: bool = True  # KV of equal beginnings is computed once per tenant
+    fairness_quantum: int = 4096  # cost by which tenants' service may differ for a warm adapter
+    max_tenant_share: float = 1.0  # of the pages, beyond which a tenant's next sequence waits
+    max_step_s: float | None = None  # of a pass with decodes; None: 25 ms on CUDA, else no limit
     max_waiting: int = 1024  # sequences that may wait before Refused queue_full
     max_adapter_loads: int = 16  # cold adapters brought to host memory at a time
     grant_ahead: int = 64  # tokens before the end of a grant at which more is asked for
@@ -76,6 +80,13 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0, at most 1"
             )
+        self._at_least("fairness_quantum", self.fairness_quantum, 0)
+        if not 0.0 < self.max_tenant_share <= 1.0:
+            raise ConfigError(
+                f"max_tenant_share={self.max_tenant_share} must be above 0, at most 1"
+            )
+        if self.max_step_s is not None and not self.max_step_s > 0:
+            raise ConfigError(f"max_step_s={self.max_step_s} must be above 0")
         for name in ("grant_timeout_s", "drain_timeout_s"):
             if (seconds := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}={seconds} must not be negative")

@@ -28,7 +28,7 @@ from engine.counts import CountRecord
 from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
 from engine.mailbox import Mailbox
 from engine.metrics import EngineMetrics
-from engine.pages import Kind, PagePool
+from engine.pages import Kind
 from engine.protocol import (
     AskCounts,
     AskRecorded,
@@ -46,8 +46,9 @@ from engine.protocol import (
     ToGateway,
     TokenLogprobs,
 )
-from engine.residency import P, Residency
+from engine.residency import P
 from engine.scheduler import Plan, Planned, Scheduler
+from engine.seating import Seating
 from engine.sequence import Phase, Request, Sequence
 from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
 
@@ -106,11 +107,9 @@ class Core(Generic[P]):
     ) -> None:
         self.inbox: Mailbox[Heard] = Mailbox(4096)
         self.outbox: Mailbox[Said] = Mailbox(4096)
-        self.pool = PagePool(built.num_pages)
-        self.residency = Residency(
-            self.pool, built.memory, built.adapters, max_loads=config.max_adapter_loads
-        )
-        self.scheduler = Scheduler(config, self.pool, self.residency)
+        self.seating = Seating(config, built)
+        self.pool, self.residency = self.seating.pool, self.seating.residency
+        self.scheduler = Scheduler(config, self.seating, max_step_s=built.max_step_s)
         self.book = Book(
             boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
         )
@@ -349,9 +348,11 @@ class Core(Generic[P]):
         """Take in what one chunk brought. Returns how many prompt tokens are newly computed."""
         sequence, request = item.sequence, item.sequence.request
         if drawn.failed:
+            self.scheduler.distrust(sequence)
             self.book.finish(sequence, Finish.ERROR, drawn.failed)
             return 0
         fresh = sequence.advance(item.stop, item.life, drawn)
+        self.scheduler.settle(item)
         if fresh and sequence.prompt_computed == len(request.submit.tokens):
             self.book.note(request)
         if item.chunk.draw is not None and drawn.token is not None:
@@ -379,6 +380,7 @@ class Core(Generic[P]):
         now = self._clock()
         seconds = now - max(started, self._taken_in)  # it began when the one before it ended
         self._taken_in = now
+        self.scheduler.took(plan, seconds)
         self._metrics.step(seconds, len(rows) - base, base, len(plan.planned))
         for item in plan.planned:
             request = item.sequence.request
@@ -392,6 +394,7 @@ class Core(Generic[P]):
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             free_pages=self.pool.free_pages,
+            resting_pages=self.pool.resting_pages,
             kv_pages=self.pool.holdings(Kind.KV),
             adapter_pages=self.pool.holdings(Kind.ADAPTER),
             adapters=self.residency.count,
@@ -416,7 +419,7 @@ class Core(Generic[P]):
         return Load(
             self.scheduler.running,
             self.scheduler.waiting,
-            self.pool.free_pages,
+            self.pool.free_pages + self.pool.resting_pages,
             self.pool.num_pages,
             self.residency.resident,
         )

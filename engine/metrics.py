@@ -49,6 +49,7 @@ class EngineMetrics:
             "loratorio_engine_pages", "Pages of the pool", ["held_by"], registry=self._registry
         )
         self._pages_kv, self._pages_adapter = pages.labels("kv"), pages.labels("adapter")
+        self._pages_prefix = pages.labels("prefix")  # computed, and in nobody's use just now
         self._pages_free = pages.labels("nobody")
         self._running = self._gauges("num_requests_running", "Sequences running")
         self._waiting = self._gauges("num_requests_waiting", "Sequences waiting")
@@ -102,6 +103,7 @@ class EngineMetrics:
         running: int,
         waiting: int,
         free_pages: int,
+        resting_pages: int,
         kv_pages: int,
         adapter_pages: int,
         adapters: int,
@@ -109,12 +111,13 @@ class EngineMetrics:
         """How things stand."""
         self._pages_kv.set(kv_pages)
         self._pages_adapter.set(adapter_pages)
+        self._pages_prefix.set(resting_pages)
         self._pages_free.set(free_pages)
         self._resident.set(adapters)
         for gauges, value in (
             (self._running, running),
             (self._waiting, waiting),
-            (self._usage, 1 - free_pages / self._num_pages),
+            (self._usage, 1 - (free_pages + resting_pages) / self._num_pages),
         ):
             for gauge in gauges:
                 gauge.set(value)

@@ -8,6 +8,7 @@ KV takes the first ``L * 2 * KVH * PS * D`` elements of a page; see ``page_size`
 
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 
@@ -36,6 +37,11 @@ class PageMemory:
             num_pages, spec.num_layers, 2, spec.num_kv_heads, page_tokens, spec.head_dim
         )
         self.layers = [kv[:, layer] for layer in range(spec.num_layers)]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages (from, to), before whatever is launched next."""
+        for source, target in pairs:
+            self.pool[target].copy_(self.pool[source])
 
 
 def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

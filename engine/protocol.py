@@ -115,6 +115,8 @@ class Submit(Message, frozen=True):
     granted: int | None = None  # tokens all choices may generate before a Grant; None: no limit
     deadline_ms: int | None = None  # relative, so clocks need not agree
     priority: int = 0  # larger goes first
+    public_tokens: int = 0  # first tokens that are no secret: their KV is shared by all tenants
+    weight: float = 1.0  # the tenant's share of the engine, against other tenants' weights
 
 
 class Grant(Message, frozen=True):
@@ -218,6 +220,7 @@ class Counts(Message, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0  # over all choices
     finished: bool = False
+    cached_tokens: int = 0  # of the prompt tokens, those found computed
 
 
 class Recorded(Message, frozen=True):

@@ -4,13 +4,14 @@ Two seams keep this file free of torch: a ``HostCache`` brings adapters from dis
 memory in its own threads, an ``AdapterMemory`` lays one out in pages of the pool.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from engine.errors import AdapterUnusable
+from engine.eviction import ADAPTER_COST, ADAPTER_PAGE_COST, Dependants, Eviction, Rank
 from engine.pages import Kind, Owner, PagePool
 from engine.step import NO_ADAPTER
 
@@ -54,10 +55,17 @@ class _Adapter(Generic[P]):
     packed: P | None = None  # in host memory, waiting for pages
     size: int = 0  # pages, once known
     row: int = NO_ADAPTER  # while in pages
+    uses: int = 0  # pins since it came into pages
+    number: int = -1  # of its place on the shelf
+
+    @property
+    def idle(self) -> bool:
+        """In pages, and free to leave them."""
+        return self.row != NO_ADAPTER and not self.pins
 
 
 class Residency(Generic[P]):
-    """Moves adapters disk → host → pages, and out again, least recently used first.
+    """Moves adapters disk → host → pages, and out again; a ``Shelf`` of those not in use.
 
     An open sequence *joins* its adapter, so that several share one load; a running one *pins*
     it, so that neither its row nor its pages can be given away. At most ``max_loads`` adapters
@@ -70,14 +78,18 @@ class Residency(Generic[P]):
         memory: AdapterMemory[P],
         cache: HostCache[P] | None,
         *,
+        eviction: Eviction,
+        dependants: Dependants,
         max_loads: int = 16,
     ) -> None:
         self._pool, self._memory, self._cache = pool, memory, cache
+        self._eviction, self._dependants = eviction, dependants
         self._max_loads = max_loads
         self._adapters: dict[str, _Adapter[P]] = {}
         self._moving: dict[str, _Adapter[P]] = {}  # loading, or in host memory
-        self._idle: OrderedDict[str, _Adapter[P]] = OrderedDict()  # in pages, unpinned; LRU first
         self._idle_pages = 0
+        self._shelf: list[tuple[bool, float, int, str]] = []  # idle ones; stale ones among them
+        self._numbers = count()
         self._rows: list[int] = []  # a heap of rows given back
         self._resident: dict[str, int] = {}  # digest → row
         self._failures: dict[str, Exception] = {}
@@ -102,13 +114,30 @@ class Residency(Generic[P]):
     def loading(self) -> bool:
         return bool(self._moving)
 
+    @property
+    def can_load(self) -> bool:
+        """Whether another load may start."""
+        return self.enabled and len(self._moving) < self._max_loads
+
+    @property
+    def pages(self) -> int:
+        """Of adapters that are not in use."""
+        return self._idle_pages
+
     def join(self, digest: str) -> None:
-        self._adapter(digest).interest += 1
+        adapter = self._adapter(digest)
+        adapter.interest += 1
+        if adapter.interest == 1 and adapter.idle:
+            self._offer(adapter)
 
     def leave(self, digest: str) -> None:
         adapter = self._adapters[digest]
         adapter.interest -= 1
-        if not adapter.interest and not adapter.loading:
+        if adapter.interest:
+            return
+        if adapter.idle:
+            self._offer(adapter)
+        elif not adapter.loading:
             self._forget_unless_resident(adapter)
 
     def prefetch(self, digest: str) -> None:
@@ -138,6 +167,11 @@ class Residency(Generic[P]):
     def placed(self, digest: str) -> bool:
         return digest in self._resident
 
+    def taken(self, digest: str) -> int:
+        """Pages that could be evicted or are free, and will not be once it is pinned."""
+        adapter = self._adapters[digest]
+        return 0 if adapter.pins else adapter.size
+
     def pin(self, digest: str) -> int | None:
         """Put it into pages if it is not there, and keep it there. Returns its table row.
 
@@ -147,9 +181,9 @@ class Residency(Generic[P]):
         if adapter.row == NO_ADAPTER and not self._place(adapter):
             return None
         if not adapter.pins:
-            del self._idle[digest]
             self._idle_pages -= adapter.size
         adapter.pins += 1
+        adapter.uses += 1
         return adapter.row
 
     def unpin(self, digest: str) -> None:
@@ -159,20 +193,29 @@ class Residency(Generic[P]):
         if not adapter.pins:
             self._rest(adapter)
 
-    def evictable(self, *, besides: str | None = None) -> int:
-        """Pages that evicting every idle adapter but one would free."""
-        kept = self._idle.get(besides) if besides else None
-        return self._idle_pages - (kept.size if kept else 0)
+    def retire(self, digest: str) -> None:
+        """It is not to be used again. No open sequence names it."""
+        adapter = self._adapters.get(digest)
+        if adapter is not None and adapter.idle:
+            self._evict(adapter)
 
-    def make_room(self, pages: int) -> bool:
-        """Evict idle adapters until ``pages`` are free; nothing is evicted in vain."""
-        if self._pool.free_pages + self._idle_pages < pages:
-            return False
-        while self._pool.free_pages < pages:
-            oldest = next(iter(self._idle.values()))
-            unwanted = (adapter for adapter in self._idle.values() if not adapter.interest)
-            self._evict(next(unwanted, oldest))
-        return True
+    def cheapest(self) -> Rank | None:
+        for digest in self._dependants.take_bare():
+            if (bare := self._adapters.get(digest)) is not None and bare.idle:
+                self._offer(bare)
+        while self._shelf:
+            wanted, worth, number, digest = self._shelf[0]
+            adapter = self._adapters.get(digest)
+            if adapter and adapter.number == number and adapter.idle:
+                if not self._dependants.of(digest):
+                    return wanted, worth
+                adapter.number = -1  # offered again when its last dependant is gone
+            heappop(self._shelf)
+        return None
+
+    def evict(self) -> None:
+        digest = heappop(self._shelf)[3]
+        self._evict(self._adapters[digest])
 
     def check(self) -> None:
         """Raise AssertionError if rows, pages or pins do not add up."""
@@ -182,8 +225,8 @@ class Residency(Generic[P]):
         for adapter in self._adapters.values():
             held = len(self._pool.held(Owner(Kind.ADAPTER, adapter.digest)))
             assert held == (adapter.size if adapter.row != NO_ADAPTER else 0), "adapter pages"
-            assert (adapter.digest in self._idle) == (adapter.row >= 0 and not adapter.pins)
-        assert self._idle_pages == sum(adapter.size for adapter in self._idle.values())
+        idle = [adapter for adapter in self._adapters.values() if adapter.idle]
+        assert self._idle_pages == sum(adapter.size for adapter in idle), "idle pages"
 
     def _adapter(self, digest: str) -> _Adapter[P]:
         return self._adapters.setdefault(digest, _Adapter(digest))
@@ -215,7 +258,7 @@ class Residency(Generic[P]):
 
     def _place(self, adapter: _Adapter[P]) -> bool:
         assert adapter.packed is not None, "only a loaded adapter can be placed"
-        if not self.make_room(adapter.size):
+        if not self._eviction.make_room(adapter.size):
             return False
         owner = Owner(Kind.ADAPTER, adapter.digest)
         pages = self._pool.allocate(adapter.size, owner)
@@ -229,21 +272,29 @@ class Residency(Generic[P]):
             self._fail(adapter, error)
             return False
         adapter.row = self._resident[adapter.digest] = row
-        adapter.packed = None
+        adapter.packed, adapter.uses = None, 0
         del self._moving[adapter.digest]
         self._rest(adapter)
         return True
 
     def _rest(self, adapter: _Adapter[P]) -> None:
-        self._idle[adapter.digest] = adapter
         self._idle_pages += adapter.size
+        self._offer(adapter)
+
+    def _offer(self, adapter: _Adapter[P]) -> None:
+        """Put it on the shelf in its place: behind all others while somebody waits for it."""
+        cost = ADAPTER_COST + ADAPTER_PAGE_COST * adapter.size
+        worth = self._eviction.worth(cost, max(1, adapter.uses), max(1, adapter.size))
+        adapter.number = next(self._numbers)
+        entry = (adapter.interest > 0, worth, adapter.number, adapter.digest)
+        heappush(self._shelf, entry)
 
     def _evict(self, adapter: _Adapter[P]) -> None:
         assert not adapter.pins, "a pinned adapter stays"
         self._memory.clear(adapter.row)
         heappush(self._rows, adapter.row)
         self._pool.free(Owner(Kind.ADAPTER, adapter.digest))
-        del self._idle[adapter.digest], self._resident[adapter.digest]
+        del self._resident[adapter.digest]
         self._idle_pages -= adapter.size
         adapter.row = NO_ADAPTER
         self.evictions += 1

@@ -1,28 +1,30 @@
 """Which tokens of which sequences the next forward pass computes.
 
 Sequences join and leave at every pass. Running ones decode first, then prompts go on in
-chunks, then waiting sequences are admitted, all within three budgets: tokens per pass,
-sequences per pass, pages. A sequence is admitted with pages for all it knows, so a prompt never
-stops half-way for want of memory; a decode that needs one more page first evicts idle adapters,
-then makes the newest sequence of the lowest priority yield. Who waits for an adapter is passed
-over; who waits for pages is not, so nothing large starves. Belongs to the engine loop's thread.
+chunks, then waiting sequences are admitted, all within these budgets: tokens per pass, sequences
+per pass, pages, and where a target is set the time a pass with decodes may take. A sequence is
+admitted with pages for all it knows, so a prompt never stops half-way for want of memory; a decode
+that needs one more page first evicts what rests, then makes the newest sequence of the least
+deserving tenant yield. Who waits for an adapter is passed over; who waits for pages is not, so
+nothing large starves. Belongs to the engine loop's thread.
 """
 
 from bisect import insort
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from operator import attrgetter
 from typing import Generic
 
 from engine.config import EngineConfig
-from engine.pages import PagePool
-from engine.residency import P, Residency
+from engine.fairness import INPUT_COST, LOAD_COST, OUTPUT_COST, Fairness
+from engine.residency import P
+from engine.seating import Seat, Seating
 from engine.sequence import Phase, Request, Sequence
 from engine.step import Chunk, StepPlan
+from engine.tempo import Tempo
 from engine.waiting import WaitingQueue
 
 SCANNED = 256  # waiting sequences looked at per pass
-HEADROOM = 50  # one page in so many stays free when a sequence is admitted
+COMPARED = 32  # of them, those among whom the cheapest to serve goes first
 
 _order = attrgetter("order")
 
@@ -32,6 +34,7 @@ class Planned:
     sequence: Sequence
     stop: int  # the position the chunk ends before
     life: int  # of the sequence when this was planned
+    placing: int  # likewise
     chunk: Chunk
 
 
@@ -41,23 +44,27 @@ class Plan:
 
     planned: list[Planned] = field(default_factory=list)
     misfits: list[Request] = field(default_factory=list)  # with their adapter, larger than the pool
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    decodes: int = 0
 
     @property
     def step(self) -> StepPlan:
-        return StepPlan([item.chunk for item in self.planned])
+        return StepPlan([item.chunk for item in self.planned], self.copies)
 
-
-class _Admission(Enum):
-    ADMITTED = auto()
-    SKIPPED = auto()  # cannot go yet; whoever is behind may
-    BLOCKED = auto()  # waits for pages; nobody may take them first
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(item.chunk.tokens) for item in self.planned) - self.decodes
 
 
 class Scheduler(Generic[P]):
-    def __init__(self, config: EngineConfig, pool: PagePool, residency: Residency[P]) -> None:
-        self._config, self._pool, self._residency = config, pool, residency
-        self._waiting = WaitingQueue()
+    def __init__(
+        self, config: EngineConfig, seating: Seating[P], *, max_step_s: float | None = None
+    ) -> None:
+        self._config, self._seating, self._residency = config, seating, seating.residency
+        self.fairness = Fairness(config.fairness_quantum)
+        self._waiting = WaitingQueue(self.fairness)
         self._running: list[Sequence] = []  # in order
+        self._tempo = Tempo(config.max_step_s or max_step_s)
         self.preemptions = 0
 
     @property
@@ -69,131 +76,173 @@ class Scheduler(Generic[P]):
         return len(self._running)
 
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._config.page_tokens)
+        return self._seating.pages_for(tokens)
 
     def add(self, sequence: Sequence) -> None:
+        submit = sequence.request.submit
+        self.fairness.enter(submit.tenant, submit.weight)
         self._waiting.add(sequence)
         if digest := sequence.request.digest:
             self._residency.join(digest)
+            self._residency.seek(digest)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence is over: whatever it holds is free before the next pass is planned."""
         if sequence.phase is Phase.RUNNING:
-            self._yield_pages(sequence)
+            self._running.remove(sequence)
+            self._seating.release(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.move(Phase.FINISHED)
+        self._seating.prefix.forget(sequence)
+        self.fairness.leave(sequence.request.submit.tenant)
         if digest := sequence.request.digest:
             self._residency.leave(digest)
 
+    def settle(self, item: Planned) -> None:
+        """A planned chunk was computed well."""
+        if item.placing == item.sequence.placing and item.sequence.phase is Phase.RUNNING:
+            self._seating.settle(item.sequence, item.stop)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """A chunk came out wrong: nobody else shall use what it was computed from."""
+        self._seating.prefix.distrust(sequence)
+
+    def took(self, plan: Plan, seconds: float) -> None:
+        """A pass took so long."""
+        self._tempo.took(seconds, decodes=plan.decodes, prompt_tokens=plan.prompt_tokens)
+
     def plan(self) -> Plan:
         plan = Plan()
-        budget = self._config.max_num_batched_tokens
         before = self.preemptions
-        budget -= self._plan_decodes(plan)
+        plan.decodes = self._plan_decodes(plan)
+        budget = self._config.max_num_batched_tokens - plan.decodes
+        budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=budget)
         budget -= self._plan_prompts(plan, budget)
         if self.preemptions == before:
             self._admit(plan, budget)
+        self._look_ahead()
+        plan.copies = self._seating.take_copies()
         plan.planned.sort(key=lambda item: item.chunk.adapter)  # stable: one adapter's adjacent
         return plan
 
     def _plan_decodes(self, plan: Plan) -> int:
-        for sequence in list(self._running):
-            if sequence.phase is not Phase.RUNNING or sequence.in_prompt:
-                continue  # it has yielded a moment ago, or goes on in a chunk
-            if sequence.exhausted or sequence.request.dry:
-                continue
-            if self._grow(sequence):
+        for sequence in list(self._running):  # pages first: who yields must not be planned
+            if sequence.phase is Phase.RUNNING and self._decodes(sequence):
+                self._grow(sequence)
+        for sequence in self._running:
+            if self._decodes(sequence):
                 self._include(plan, sequence, 1)
         return len(plan.planned)
 
+    def _decodes(self, sequence: Sequence) -> bool:
+        """It is to draw its next token; else it goes on in a chunk, is done or waits for a Grant."""
+        return not (sequence.in_prompt or sequence.exhausted or sequence.request.dry)
+
     def _plan_prompts(self, plan: Plan, budget: int) -> int:
+        """The least served tenant's first, so that a flood's prompts delay its own only."""
+        prompts = [sequence for sequence in self._running if sequence.in_prompt]
+        prompts.sort(key=self._deserving)
         spent = 0
-        for sequence in self._running:
-            if spent < budget and sequence.in_prompt:
+        for sequence in prompts:
+            if spent < budget:
                 spent += self._include(plan, sequence, budget - spent)
         return spent
 
-    def _admit(self, plan: Plan, budget: int) -> None:
-        for sequence in self._waiting.candidates(SCANNED):
-            if budget <= 0 or len(self._running) >= self._config.max_num_seqs:
-                return
-            match self._try(plan, sequence):
-                case _Admission.ADMITTED:
-                    budget -= self._include(plan, sequence, budget)
-                case _Admission.BLOCKED:
-                    return
-                case _Admission.SKIPPED:
-                    pass
+    def _deserving(self, sequence: Sequence) -> tuple[int, float, tuple[int, float, int, int]]:
+        submit = sequence.request.submit
+        return (-submit.priority, self.fairness[submit.tenant], sequence.order)
 
-    def _try(self, plan: Plan, sequence: Sequence) -> _Admission:
+    def _admit(self, plan: Plan, budget: int) -> None:
+        over = set[str]()  # tenants whose share is used up
+        for sequence in self._candidates() if self._places else ():
+            if budget <= 0 or not self._places:
+                return
+            if (tenant := sequence.request.submit.tenant) in over:
+                continue
+            seat = self._try(plan, sequence)
+            if seat is Seat.FULL:
+                return
+            if seat is Seat.OVER:
+                over.add(tenant)
+            elif seat is Seat.TAKEN:
+                budget -= self._include(plan, sequence, budget)
+
+    @property
+    def _places(self) -> int:
+        """Sequences that may still be admitted."""
+        return self._config.max_num_seqs - len(self._running)
+
+    def _candidates(self) -> list[Sequence]:
+        """In turn; of those whose turns count as equal, the cheapest to serve first."""
+        equals = self._waiting.equals(COMPARED)
+        if len(equals) > 1:
+            equals.sort(key=self._expense)
+        chosen = set(map(id, equals))
+        others = [s for s in self._waiting.candidates(SCANNED) if id(s) not in chosen]
+        return equals + others
+
+    def _expense(self, sequence: Sequence) -> tuple[bool, int]:
         digest = sequence.request.digest
-        if sequence.request.dry or sequence.drawing:
-            return _Admission.SKIPPED
-        if digest and not self._residency.seek(digest):
+        cold = digest is not None and not self._residency.placed(digest)
+        return cold, -self._seating.found(sequence)
+
+    def _look_ahead(self) -> None:
+        """Have the adapters of those who are next brought to the host meanwhile."""
+        if self._waiting and self._residency.can_load:
+            for sequence in self._waiting.candidates(COMPARED):
+                if digest := sequence.request.digest:
+                    self._residency.seek(digest)
+
+    def _try(self, plan: Plan, sequence: Sequence) -> Seat:
+        request = sequence.request
+        if request.dry or sequence.drawing:
+            return Seat.LATER
+        if request.digest and not self._residency.seek(request.digest):
             if sequence.phase is Phase.WAITING:
                 sequence.move(Phase.WAITING_ADAPTER)
-            return _Admission.SKIPPED
-        if digest and self._misfit(sequence.request):
-            if sequence.request not in plan.misfits:
-                plan.misfits.append(sequence.request)
-            return _Admission.SKIPPED
-        pages = self.pages_for(sequence.known)
-        if not self._room(pages, digest):
-            return _Admission.BLOCKED
-        if digest and (row := self._residency.pin(digest)) is not None:
-            sequence.row = row
-        elif digest:
-            return _Admission.SKIPPED  # it cannot be laid out; its requests hear of it next
-        self._start(sequence, pages)
-        return _Admission.ADMITTED
+            return Seat.LATER
+        if request.digest and self._seating.never_fits(request):
+            if request not in plan.misfits:
+                plan.misfits.append(request)
+            return Seat.LATER
+        placed = request.digest is None or self._residency.placed(request.digest)
+        seat = self._seating.seat(sequence, len(self._running))
+        if seat is Seat.TAKEN:
+            self._start(sequence, loaded=not placed)
+        return seat
 
-    def _misfit(self, request: Request) -> bool:
-        """With its adapter, the request could not even run alone."""
-        assert request.digest is not None
-        most = self.pages_for(request.positions) + self._residency.size(request.digest)
-        return most > self._pool.num_pages
-
-    def _room(self, pages: int, digest: str | None) -> bool:
-        """Whether pages can be had without taking any from a running sequence."""
-        if digest and not self._residency.placed(digest):
-            pages += self._residency.size(digest)
-        pages += min(len(self._running), self._pool.num_pages // HEADROOM)
-        return pages <= self._pool.free_pages + self._residency.evictable(besides=digest)
-
-    def _start(self, sequence: Sequence, pages: int) -> None:
-        self._residency.make_room(pages)
-        taken = self._pool.allocate(pages, sequence.owner)
-        assert taken is not None, "room was counted before"
-        sequence.pages = taken
-        self._waiting.serve(sequence)
+    def _start(self, sequence: Sequence, *, loaded: bool) -> None:
+        request, tenant = sequence.request, sequence.request.submit.tenant
+        if request.cached is None:
+            request.cached = sequence.prompt_computed
+        fresh = len(request.submit.tokens) - sequence.prompt_computed
+        self.fairness.charge(tenant, INPUT_COST * fresh)
+        if loaded and request.digest:
+            self.fairness.charge(tenant, LOAD_COST * self._residency.size(request.digest))
+        self._waiting.remove(sequence)
         sequence.move(Phase.RUNNING)
         insort(self._running, sequence, key=_order)
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Pages for all a running sequence knows; False if it had to yield its own."""
-        while self.pages_for(sequence.known) > len(sequence.pages):
-            if self._residency.make_room(1) and (page := self._pool.allocate(1, sequence.owner)):
-                sequence.pages += page
-                continue
-            newest = self._running[-1]
-            self._preempt(newest)
-            if newest is sequence:
-                return False
-        return True
+    def _grow(self, sequence: Sequence) -> None:
+        """Pages for all a running sequence knows, unless it has to yield its own."""
+        while sequence.phase is Phase.RUNNING and not self._seating.grow(sequence):
+            self._preempt(self._victim())
+
+    def _victim(self) -> Sequence:
+        """The newest sequence of the least deserving tenant, among the lowest priority."""
+        lowest = min(sequence.request.submit.priority for sequence in self._running)
+        low = [s for s in self._running if s.request.submit.priority == lowest]
+        tenants = self.fairness.least_deserving({s.request.submit.tenant for s in low})
+        return max((s for s in low if s.request.submit.tenant in tenants), key=attrgetter("age"))
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._yield_pages(sequence)
+        self._running.remove(sequence)
+        self._seating.release(sequence)
         sequence.forget()
         sequence.move(Phase.WAITING)
         self._waiting.add(sequence)
         self.preemptions += 1
-
-    def _yield_pages(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._pool.free(sequence.owner)
-        if sequence.request.digest:
-            self._residency.unpin(sequence.request.digest)
 
     def _include(self, plan: Plan, sequence: Sequence, most: int) -> int:
         """Plan the sequence's next chunk, of at most so many tokens. Returns its length."""
@@ -207,6 +256,7 @@ class Scheduler(Generic[P]):
             return 0
         request.spent += draws
         request.started = True
+        self.fairness.charge(request.submit.tenant, OUTPUT_COST * draws)
         chunk = Chunk(
             sequence=sequence.number,
             tokens=sequence.tokens(start, stop),
@@ -216,6 +266,6 @@ class Scheduler(Generic[P]):
             draw=sequence.draw() if draws else None,
             prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
         )
-        plan.planned.append(Planned(sequence, stop, sequence.life, chunk))
+        plan.planned.append(Planned(sequence, stop, sequence.life, sequence.placing, chunk))
         sequence.plan(stop, draws=draws)
         return stop - start

@@ -14,6 +14,8 @@ from engine.pages import Kind, Owner
 from engine.protocol import Finish, Output, Submit, TokenLogprobs, Usage
 from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn
 
+PATIENCE_S = 60.0  # within its tenant, a request is due after this long at the latest
+
 
 class Phase(StrEnum):
     WAITING = "waiting"
@@ -48,6 +50,7 @@ class Request:
     spent: int = 0  # tokens drawn, or being drawn by the pass under way
     started: bool = False  # a pass has computed some of it: too late to refuse
     first_pass: float | None = None  # seconds
+    cached: int | None = None  # prompt tokens found computed when it first ran; None: not yet
 
     def __post_init__(self) -> None:
         total, granted = self.total, self.submit.granted
@@ -57,6 +60,12 @@ class Request:
     @property
     def total(self) -> int:
         return self.limit * self.submit.n
+
+    @property
+    def due(self) -> float:
+        """When it should be served: its deadline, or as late as anybody is made to wait."""
+        latest = self.arrived + PATIENCE_S
+        return latest if self.deadline is None else min(latest, self.deadline)
 
     @property
     def positions(self) -> int:
@@ -114,6 +123,9 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     drawing: int = 0  # tokens being drawn by passes launched and not taken in
     computed: int = 0  # known tokens whose KV is in pages once the pass under way ends
+    settled: int = 0  # of them, those whose passes were taken in
+    placing: int = 0  # how often it was given pages: what an earlier placing computed is gone
+    stamp: float | None = None  # cost its tenant had queued before it
     life: int = 0  # how often it was preempted: what a pass of an earlier life gathered is void
     pages: list[int] = field(default_factory=list)
     row: int = NO_ADAPTER  # of the adapter table, while running
@@ -127,12 +139,18 @@ class Sequence:
 
     @property
     def owner(self) -> Owner:
-        return Owner(Kind.KV, self.number)
+        return Owner(Kind.KV, self.number, self.request.submit.tenant)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Smaller goes first, and yields its pages last."""
-        return (-self.request.submit.priority, self.request.serial, self.index)
+    def order(self) -> tuple[int, float, int, int]:
+        """Smaller goes first within its tenant."""
+        request = self.request
+        return (-request.submit.priority, request.due, request.serial, self.index)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Larger is newer."""
+        return (self.request.serial, self.index)
 
     @property
     def known(self) -> int:
@@ -181,6 +199,13 @@ class Sequence:
             logprobs=submit.logprobs,
         )
 
+    def place(self, pages: list[int], computed: int) -> None:
+        """It runs in these pages, which hold KV of its first ``computed`` tokens."""
+        self.pages, self.computed, self.settled = pages, computed, computed
+        self.placing += 1
+        prompt = len(self.request.submit.tokens)
+        self.prompt_computed = max(self.prompt_computed, min(computed, prompt))
+
     def plan(self, stop: int, *, draws: bool) -> None:
         """The pass to be launched computes positions before ``stop``."""
         self.computed = stop
@@ -206,7 +231,7 @@ class Sequence:
 
     def forget(self) -> None:
         """Give up what is computed: its pages are gone."""
-        self.computed = 0
+        self.computed = self.settled = 0
         if not self.drawing:
             self.life += 1
         self.pages = []
@@ -232,7 +257,11 @@ class Sequence:
         gathered = None
         if tokens or finish:
             gathered, self.prompt_logprobs = self.prompt_logprobs, None
-        usage = Usage(self.request.prompt_computed, 0, self.generated) if finish else None
+        usage = (
+            Usage(self.request.prompt_computed, self.request.cached or 0, self.generated)
+            if finish
+            else None
+        )
         return Output(
             self.request.submit.request,
             tokens,

@@ -43,6 +43,7 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     chunks: Sequence[Chunk]  # those of one adapter adjacent
+    copies: Sequence[tuple[int, int]] = ()  # pages to copy before all else: (from, to)
 
     @property
     def tokens(self) -> int:

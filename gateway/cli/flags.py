@@ -176,6 +176,24 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--enforce-eager", action="store_true", help="no captured graphs")
     group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute equal beginnings of a project's prompts once (default: on)",
+    )
+    group.add_argument(
+        "--max-step-ms",
+        type=_positive,
+        metavar="MS",
+        help="time of a step while sequences decode (default: 25 on CUDA): sizes prompts' chunks",
+    )
+    group.add_argument(
+        "--max-tenant-share",
+        type=float,
+        metavar="SHARE",
+        help="of the pages, beyond which a project's next sequence waits (default: 1)",
+    )
+    group.add_argument(
         "--deterministic",
         action="store_true",
         help="a request's tokens never depend on who shares the batch",
@@ -186,7 +204,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 
 PASSED_ON = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-             "gpu_memory_utilization")  # fmt: skip
+             "gpu_memory_utilization", "max_step_ms", "max_tenant_share")  # fmt: skip
 
 
 def read_serve(arguments: argparse.Namespace) -> ServeOptions:
@@ -265,6 +283,9 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
     share = arguments.gpu_memory_utilization
     if share is not None and not 0.0 < share < 1.0:
         raise FlagsInvalid(f"--gpu-memory-utilization {share} is not between 0 and 1")
+    share = arguments.max_tenant_share
+    if share is not None and not 0.0 < share <= 1.0:
+        raise FlagsInvalid(f"--max-tenant-share {share} is not above 0 and at most 1")
 
 
 def _engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -272,6 +293,7 @@ def _engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     for name in PASSED_ON:
         if (value := getattr(arguments, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
+    flags += [] if arguments.enable_prefix_caching else ["--no-enable-prefix-caching"]
     flags += ["--enforce-eager"] if arguments.enforce_eager else []
     flags += ["--deterministic"] if arguments.deterministic else []
     return tuple(flags)

@@ -90,8 +90,7 @@ class Harness:
     def step(self, times: int = 1) -> None:
         for _ in range(times):
             self.core.step()
-            self.core.pool.check()
-            self.core.residency.check()
+            self.core.seating.check()
             self.collect()
 
     def collect(self) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core import derive_seed
+from engine.pages import Kind
 from engine.protocol import Finish, Sampling, TokenLogprobs, Usage
 from engine.step import DRAWN, StepPlan, StepResult
 from tests.engine.harness import Harness, config
@@ -15,7 +16,7 @@ def engine() -> Harness:
 
 
 def kv_pages(engine: Harness) -> int:
-    return engine.core.pool.num_pages - engine.core.pool.free_pages
+    return engine.core.pool.holdings(Kind.KV)
 
 
 def test_the_next_pass_is_launched_before_the_tokens_of_one_are_read(

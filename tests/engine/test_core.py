@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from engine.errors import DeviceLost
+from engine.pages import Kind
 from engine.protocol import (
     AskCounts,
     AskRecorded,
@@ -30,7 +31,7 @@ def engine() -> Harness:
 
 
 def kv_pages(engine: Harness) -> int:
-    return engine.core.pool.num_pages - engine.core.pool.free_pages
+    return engine.core.pool.holdings(Kind.KV)
 
 
 def test_tokens_are_those_of_a_solo_run_and_usage_is_exact(engine: Harness) -> None:
@@ -314,7 +315,7 @@ def test_a_name_that_is_open_already_ends_the_connection(engine: Harness) -> Non
 def test_a_grant_bounds_all_choices_together_and_is_asked_for_ahead() -> None:
     engine = Harness(config(grant_ahead=2, grant_step=6))
     engine.submit(n=2, max_tokens=10, granted=6)
-    engine.step(2)
+    engine.step(3)
     asks = [o.wants for o in engine.outputs[0, "r1"] if o.wants]
     assert asks == [12]
     engine.step(10)
@@ -405,7 +406,8 @@ def test_load_is_pushed_on_change_and_at_most_every_100_ms(engine: Harness) -> N
     assert len(engine.loads) == 2
     load = engine.loads[-1]
     assert (load.running, load.waiting, load.resident) == (1, 0, ["a2"])
-    assert load.free_pages == engine.core.pool.free_pages
+    pool = engine.core.pool
+    assert load.free_pages == pool.free_pages + pool.resting_pages
 
 
 def test_invalid_fields_are_refused_by_name(engine: Harness) -> None:

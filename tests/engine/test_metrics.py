@@ -13,7 +13,7 @@ def value(text: str, sample: str) -> float:
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    engine = Harness(config(max_num_seqs=4), build(num_pages=12))
+    engine = Harness(config(max_num_seqs=4), build(num_pages=24))
     for i, adapter in enumerate(["", "a2", "b3", ""]):
         engine.submit(f"r{i}", [3] * 4, 10, adapter=adapter, tenant="secret-tenant")
     engine.submit("refused", [])
@@ -39,7 +39,8 @@ def text() -> str:
         ("loratorio_engine_adapter_loads_total", 2),
         ('loratorio_engine_pages{held_by="adapter"}', 5),
         ('loratorio_engine_pages{held_by="kv"}', 2),
-        ('loratorio_engine_pages{held_by="nobody"}', 5),
+        ('loratorio_engine_pages{held_by="prefix"}', 9),
+        ('loratorio_engine_pages{held_by="nobody"}', 8),
     ],
 )
 def test_counts_what_happened(text: str, sample: str, expected: float) -> None:
@@ -47,7 +48,7 @@ def test_counts_what_happened(text: str, sample: str, expected: float) -> None:
 
 
 def test_the_share_of_pages_in_use_has_vllms_name(text: str) -> None:
-    assert value(text, "vllm:kv_cache_usage_perc") == pytest.approx(7 / 12)
+    assert value(text, "vllm:kv_cache_usage_perc") == pytest.approx(7 / 24)
 
 
 def test_mixed_passes_are_fewer_than_passes(text: str) -> None:

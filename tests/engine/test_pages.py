@@ -42,7 +42,7 @@ def test_a_shared_page_is_free_only_after_its_last_holder() -> None:
 
 
 def test_a_free_page_cannot_be_shared() -> None:
-    with pytest.raises(AssertionError, match="only held pages"):
+    with pytest.raises(AssertionError, match="only held and resting"):
         PagePool(2).share([0], A)
 
 

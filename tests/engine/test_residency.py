@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.eviction import Dependants, Eviction
 from engine.pages import Kind, Owner, PagePool
 from engine.residency import Residency
 from tests.fakes.runner import FakeHost, FakeMemory, Packed
@@ -10,9 +11,15 @@ from tests.fakes.runner import FakeHost, FakeMemory, Packed
 class Store:
     def __init__(self, pages: int = 10, max_loads: int = 16) -> None:
         self.pool, self.memory, self.host = PagePool(pages), FakeMemory(), FakeHost()
+        self.eviction, self.dependants = Eviction(self.pool), Dependants()
         self.residency: Residency[Packed] = Residency(
-            self.pool, self.memory, self.host, max_loads=max_loads
-        )
+            self.pool, self.memory, self.host, eviction=self.eviction,
+            dependants=self.dependants, max_loads=max_loads,
+        )  # fmt: skip
+        self.eviction.add(self.residency)
+
+    def make_room(self, pages: int) -> bool:
+        return self.eviction.make_room(pages)
 
     def bring(self, digest: str) -> int:
         """Load an adapter and leave it idle in pages, with somebody interested."""
@@ -66,7 +73,7 @@ def test_the_least_recently_used_idle_adapter_goes_first(store: Store) -> None:
         store.bring(digest)
     store.residency.pin("a3")
     store.residency.unpin("a3")
-    assert store.residency.make_room(4)
+    assert store.make_room(4)
     assert store.residency.resident == ["a3", "c3"]
     store.check()
 
@@ -75,7 +82,7 @@ def test_one_that_nobody_waits_for_goes_before_one_somebody_does(store: Store) -
     for digest in ("a3", "b3"):
         store.bring(digest)
     store.residency.leave("b3")
-    assert store.residency.make_room(7)
+    assert store.make_room(7)
     assert store.residency.resident == ["a3"]
 
 
@@ -83,9 +90,9 @@ def test_a_pinned_adapter_is_never_evicted(store: Store) -> None:
     store.bring("a3")
     store.bring("b3")
     store.residency.pin("a3")
-    assert not store.residency.make_room(8)
+    assert not store.make_room(8)
     assert store.residency.resident == ["a3", "b3"]  # nothing is evicted in vain
-    assert store.residency.make_room(7)
+    assert store.make_room(7)
     assert store.residency.resident == ["a3"]
     store.check()
 
@@ -93,7 +100,7 @@ def test_a_pinned_adapter_is_never_evicted(store: Store) -> None:
 def test_a_row_is_used_again_only_after_its_adapter_left(store: Store) -> None:
     rows = [store.bring(digest) for digest in ("a1", "b1", "c1")]
     assert rows == [0, 1, 2]
-    store.residency.make_room(8)
+    store.make_room(8)
     assert store.residency.resident == ["b1", "c1"]
     assert store.bring("d1") == 0
     store.check()
@@ -114,7 +121,7 @@ def test_placing_evicts_idle_ones_or_waits(store: Store) -> None:
 
 def test_an_evicted_adapter_comes_back_by_itself(store: Store) -> None:
     store.bring("a2")
-    store.residency.make_room(10)
+    store.make_room(10)
     assert not store.residency.seek("a2")
     store.residency.poll()
     assert store.residency.pin("a2") is not None
@@ -168,8 +175,21 @@ def test_a_load_nobody_wants_any_more_is_let_go(store: Store) -> None:
     store.check()
 
 
-def test_evictable_pages_leave_out_the_one_to_be_used(store: Store) -> None:
+def test_an_adapter_leaves_only_after_the_kv_that_depends_on_it(store: Store) -> None:
     store.bring("a3")
-    store.bring("b2")
-    assert store.residency.evictable() == 5
-    assert store.residency.evictable(besides="a3") == 2
+    store.bring("b3")
+    store.dependants.add("a3")
+    assert store.make_room(5)
+    assert store.residency.resident == ["a3"]  # though it was used less recently
+    assert store.residency.cheapest() is None
+    store.dependants.remove("a3")
+    assert store.make_room(10)
+    assert store.residency.resident == []
+    store.check()
+
+
+def test_pages_a_pin_takes_away_are_those_not_pinned_already(store: Store) -> None:
+    store.bring("a3")
+    assert (store.residency.taken("a3"), store.residency.pages) == (3, 3)
+    store.residency.pin("a3")
+    assert (store.residency.taken("a3"), store.residency.pages) == (0, 0)

@@ -127,7 +127,7 @@ def test_a_large_request_is_not_starved_by_small_ones_that_keep_coming() -> None
 
 
 def test_an_adapter_is_not_starved_by_requests_of_a_resident_one() -> None:
-    engine = Harness(config(max_num_seqs=4), build(num_pages=12))
+    engine = Harness(config(max_num_seqs=4, fairness_quantum=24), build(num_pages=12))
     engine.submit("a", [3] * 4, 12, adapter="a6")
     engine.step(2)
     engine.submit("b", [3] * 4, 2, adapter="b6")

@@ -23,7 +23,11 @@ ADAPTERS = ["", "", "a1", "b2", "c3", "z9"]  # z9 is larger than the smallest po
 NATURAL = (Finish.STOP, Finish.LENGTH)
 GATEWAYS = st.integers(0, 2)
 
-prompts = st.lists(st.integers(3, VOCAB - 2), min_size=1, max_size=24)
+prompts = st.lists(st.integers(3, VOCAB - 2), min_size=1, max_size=24) | st.builds(
+    lambda shared, own: [7] * shared + own,  # prompts that begin alike
+    st.integers(1, 20),
+    st.lists(st.integers(3, 6), min_size=0, max_size=4),
+)
 
 
 @dataclass
@@ -40,12 +44,16 @@ class Traces(RuleBasedStateMachine):
         delay=st.integers(0, 3),
         waiting=st.sampled_from([2, 50]),
         ahead=st.booleans(),
+        caching=st.sampled_from([True, True, False]),
+        share=st.sampled_from([1.0, 0.5]),
     )
     def start(
-        self, pages: int, seqs: int, tokens: int, delay: int, waiting: int, ahead: bool
-    ) -> None:
+        self, pages: int, seqs: int, tokens: int, delay: int, waiting: int, ahead: bool,
+        caching: bool, share: float,
+    ) -> None:  # fmt: skip
         self.engine = Harness(
             config(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_waiting=waiting,
+                   enable_prefix_caching=caching, max_tenant_share=share, fairness_quantum=16,
                    max_adapter_loads=2, grant_timeout_s=5.0, grant_ahead=2, grant_step=3),
             build(num_pages=pages, page_tokens=4, max_model_len=40, ahead=ahead),
         )  # fmt: skip
@@ -62,17 +70,19 @@ class Traces(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 3]),
         granted=st.sampled_from([None, None, 0, 4]),
         seed=st.integers(-9, 9),
-        extra=st.sampled_from(["", "eos", "poison", "late", "first"]),
+        extra=st.sampled_from(["", "eos", "poison", "late", "first", "logprobs"]),
+        public=st.sampled_from([0, 0, 9]),
     )
     def arrive(
         self, gateway: int, prompt: list[int], most: int, adapter: str, n: int,
-        granted: int | None, seed: int, extra: str,
+        granted: int | None, seed: int, extra: str, public: int,
     ) -> None:  # fmt: skip
         name = f"r{len(self.opened)}"
         message = submit(
             name, [*prompt, POISON] if extra == "poison" else prompt, most,
             adapter=adapter, tenant=f"t{gateway}", seed=seed, n=n, granted=granted,
             ignore_eos=extra != "eos", deadline_ms=2000 if extra == "late" else None,
+            prompt_logprobs=0 if extra == "logprobs" else None, public_tokens=public,
             priority=1 if extra == "first" else 0, stop_tokens=[4, 5] if extra == "eos" else [],
         )  # fmt: skip
         self.opened[gateway, name] = Opened(message, extra == "poison")

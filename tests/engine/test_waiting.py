@@ -1,5 +1,6 @@
-"""The order of those who wait: priorities, then tenants in turn, then arrival."""
+"""The order of those who wait: priorities, then the least served tenant, then due time."""
 
+from engine.fairness import Fairness
 from engine.sequence import Sequence
 from engine.waiting import WaitingQueue
 from tests.engine.test_sequence import Request, Submit
@@ -17,9 +18,11 @@ def names(queue: WaitingQueue) -> list[str]:
     return [sequence.request.submit.request for sequence in queue]
 
 
-def queue_of(*waiters: Sequence) -> WaitingQueue:
-    queue = WaitingQueue()
+def queue_of(*waiters: Sequence, fairness: Fairness | None = None) -> WaitingQueue:
+    fairness = fairness or Fairness(quantum=0)
+    queue = WaitingQueue(fairness)
     for sequence in waiters:
+        fairness.enter(sequence.request.submit.tenant)
         queue.add(sequence)
     return queue
 
@@ -30,11 +33,30 @@ def test_a_tenants_flood_delays_only_itself() -> None:
     assert names(queue) == ["a0", "b0", "c0", "a1", "a2", "a3", "a4"]
 
 
-def test_serving_a_tenant_puts_it_behind_the_others() -> None:
-    first = waiter("a0", "a", 0)
-    queue = queue_of(first, waiter("a1", "a", 1), waiter("b0", "b", 2))
-    queue.serve(first)
-    assert names(queue) == ["b0", "a1"]
+def test_the_tenant_served_least_goes_first() -> None:
+    fairness = Fairness(quantum=0)
+    queue = queue_of(waiter("a0", "a", 0), waiter("b0", "b", 1), fairness=fairness)
+    fairness.charge("a", 5)
+    assert names(queue) == ["b0", "a0"]
+    fairness.charge("b", 6)
+    assert names(queue) == ["a0", "b0"]
+
+
+def test_equal_turns_are_those_within_a_quantum_of_the_first_and_its_priority() -> None:
+    fairness = Fairness(quantum=3)
+    flood = [waiter(f"a{i}", "a", i) for i in range(9)]  # a token each
+    queue = queue_of(*flood, waiter("low", "b", 10, priority=-1), fairness=fairness)
+    assert [s.request.submit.request for s in queue.equals(32)] == ["a0", "a1", "a2", "a3"]
+    queue.remove(flood[1])  # an equal one is served: the head still fixes who is equal to it
+    assert [s.request.submit.request for s in queue.equals(32)] == ["a0", "a2", "a3"]
+
+
+def test_within_a_tenant_the_earlier_deadline_goes_first_and_nobody_waits_for_ever() -> None:
+    patient, urgent = waiter("patient", "a", 0), waiter("urgent", "a", 1)
+    urgent.request.deadline = 5.0
+    late = waiter("late", "a", 2)
+    late.request.arrived, late.request.deadline = 59.0, 64.0
+    assert names(queue_of(patient, urgent, late)) == ["urgent", "patient", "late"]
 
 
 def test_higher_priorities_go_first_whoever_asks() -> None:

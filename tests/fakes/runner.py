@@ -167,7 +167,8 @@ class FakeRunner:
             self.plans.append(plan)
         if self.pass_seconds:
             time.sleep(self.pass_seconds)
-        launched = Launched(self, StepPlan([_as_of_now(c) for c in plan.chunks]), self.broken(plan))
+        now = StepPlan([_as_of_now(chunk) for chunk in plan.chunks], plan.copies)
+        launched = Launched(self, now, self.broken(plan))
         self.queue.append(launched)
         if not self.delayed:
             self.settle()
@@ -184,6 +185,9 @@ class FakeRunner:
                 self.corrupted.append(corrupted)
 
     def _run(self, plan: StepPlan) -> StepResult:
+        for source, target in plan.copies:
+            held = self.memory.cells.get(source)
+            self.memory.cells[target] = dict(held) if isinstance(held, dict) else {}
         chunks = [self._resolved(chunk) for chunk in plan.chunks]
         for chunk in chunks:
             self._write(chunk)

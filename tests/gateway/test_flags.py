@@ -32,6 +32,15 @@ def test_a_tutorials_command_line_runs_unchanged(tmp_path: Path):
     )
 
 
+def test_what_the_scheduler_may_be_told_is_handed_on():
+    read = options("--demo", "--no-enable-prefix-caching", "--max-step-ms", "30",
+                   "--max-tenant-share", "0.5")  # fmt: skip
+    assert read.engine_flags == (
+        *("--max-step-ms", "30", "--max-tenant-share", "0.5", "--no-enable-prefix-caching"),
+    )
+    assert options("--demo", "--enable-prefix-caching").engine_flags == ()
+
+
 def test_the_model_may_be_named_without_its_flag(tmp_path: Path):
     assert options(str(tmp_path)).model == tmp_path
 
@@ -55,6 +64,7 @@ def test_each_flag_that_is_not_needed_is_answered_with_a_sentence():
         (["--demo", "--open", "--host", "0.0.0.0"], "loopback"),
         (["--demo", "--port", "8001", "--metrics-port", "8001"], "both 8001"),
         (["--demo", "--gpu-memory-utilization", "1.5"], "not between 0 and 1"),
+        (["--demo", "--max-tenant-share", "0"], "--max-tenant-share"),
         (["--demo", "--lora-modules", "nameless"], "is not NAME=DIR"),
         (["--demo", "--lora-modules", '{"name": 1'], "is not JSON"),
         (["--demo", "--lora-modules", "a=x", "a=y"], "'a' twice"),

@@ -1,0 +1,44 @@
+"""How many prompt tokens fit beside decoding sequences within the time a pass may take.
+
+Learnt from the passes themselves: the time of one that only decodes, and what each prompt token
+added to one that did both. Costs grow quickly with what is seen and fall slowly, since a prompt's
+later chunks read more context than its first. Belongs to the engine loop's thread.
+"""
+
+LEAST = 64  # prompt tokens beside decodes whatever they cost: a prompt always gets on
+BLEND = 0.2  # how far an estimate moves towards a sample that is lower
+OUTLIER = 4.0  # a sample counts as at most this many times the estimate
+
+
+class Tempo:
+    def __init__(self, target_s: float | None) -> None:
+        """``target_s`` of a pass with decodes in it; None: no limit."""
+        self._target_s = target_s
+        self._decode_s = 0.0
+        self._token_s = 0.0
+
+    def prompt_tokens(self, *, decodes: int, most: int) -> int:
+        """Prompt tokens the next pass may compute beside so many decodes."""
+        if self._target_s is None or not decodes or not self._token_s:
+            return most
+        fitting = int((self._target_s - self._decode_s) / self._token_s)
+        return min(most, max(LEAST, fitting))
+
+    def took(self, seconds: float, *, decodes: int, prompt_tokens: int) -> None:
+        """A pass of so much work took so long."""
+        if seconds <= 0:
+            return
+        if not prompt_tokens:
+            self._decode_s = _towards(self._decode_s, seconds)
+            return
+        beside = self._decode_s if decodes else 0.0
+        sample = max(seconds - beside, 0.1 * seconds) / prompt_tokens
+        if decodes or not self._token_s:  # a pass of its own is larger and cheaper per token
+            self._token_s = _towards(self._token_s, sample)
+
+
+def _towards(estimate: float, sample: float) -> float:
+    if not estimate:
+        return sample
+    sample = min(sample, OUTLIER * estimate)
+    return sample if sample > estimate else estimate + BLEND * (sample - estimate)
