@@ -136,7 +136,7 @@ class Scheduler(Generic[P]):
         return len(plan.planned)
 
     def _decodes(self, sequence: Sequence) -> bool:
-        """It is to draw its next token; else it goes on in a chunk, is done or waits for a Grant."""
+        """It draws its next token; else it is in its prompt, done, or waits for a Grant."""
         return not (sequence.in_prompt or sequence.exhausted or sequence.request.dry)
 
     def _plan_prompts(self, plan: Plan, budget: int) -> int:
