@@ -1,4 +1,4 @@
-"""Packed adapters in host memory: loaded once in the background, kept by bytes, least recent out.
+"""Adapters in host memory: loaded once in the background, kept by bytes, least recent out.
 
 The engine asks with ``request`` and looks with ``poll``; neither waits for a disk. A load is
 shared by all who want the same digest. A failure is answered for ``error_ttl_s`` and then tried
@@ -11,38 +11,51 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
-import torch
-
-from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterError, AdapterTooLarge
-from adapters.pack import PackedAdapter, pack
+from adapters.manifest import AdapterManifest
 from adapters.store import AdapterStore
 
 MAX_FAILURES = 1_000
 HOLD_S = 10.0  # how long a loaded adapter is kept for its first poll
 
 
-class HostCache:
-    """Thread-safe. ``close`` ends its threads."""
+class Loaded(Protocol):
+    """An adapter as it is kept."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+L = TypeVar("L", bound=Loaded)
+
+
+class HostCache(Generic[L]):
+    """Thread-safe. ``close`` ends its threads.
+
+    ``load`` makes what is kept from a stored adapter, in threads of the cache; what it
+    raises is why the adapter cannot be had.
+    """
 
     def __init__(
         self,
         store: AdapterStore,
-        base: BaseSpec,
-        dtype: torch.dtype,
+        load: Callable[[AdapterManifest], L],
         budget_bytes: int,
         *,
         workers: int = 2,
         error_ttl_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._base, self._dtype = store, base, dtype
+        self._store, self._make = store, load
         self._budget_bytes, self._error_ttl_s, self._clock = budget_bytes, error_ttl_s, clock
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="adapter-load")
         self._lock = threading.RLock()  # a load may end before its callback is added
         self._loading: set[str] = set()
-        self._packed: OrderedDict[str, PackedAdapter] = OrderedDict()  # least recent first
+        self._packed: OrderedDict[str, L] = OrderedDict()  # least recent first
         self._fresh: dict[str, float] = {}  # loaded when and not yet polled: not evicted at once
         self._failed: OrderedDict[str, tuple[float, AdapterError]] = OrderedDict()
         self._bytes = 0
@@ -56,7 +69,7 @@ class HostCache:
         with self._lock:
             self._request(digest)
 
-    def poll(self, digest: str) -> PackedAdapter | AdapterError | None:
+    def poll(self, digest: str) -> L | AdapterError | None:
         """The adapter, why it cannot be had, or None while it loads (which this starts)."""
         with self._lock:
             packed = self._packed.get(digest)
@@ -82,14 +95,14 @@ class HostCache:
             future = self._pool.submit(self._load, digest)
             future.add_done_callback(partial(self._loaded, digest))
 
-    def _load(self, digest: str) -> PackedAdapter:
-        packed = pack(self._store.open(digest), self._base, self._dtype)
+    def _load(self, digest: str) -> L:
+        packed = self._make(self._store.open(digest))
         if packed.nbytes > self._budget_bytes:
             text = f"{packed.nbytes} bytes, the host cache has {self._budget_bytes}"
             raise AdapterTooLarge([f"adapter {digest}: {text}"])
         return packed
 
-    def _loaded(self, digest: str, future: Future[PackedAdapter]) -> None:
+    def _loaded(self, digest: str, future: Future[L]) -> None:
         """Runs in the loading thread, or in ``close`` for a load that never started."""
         if future.cancelled():
             return
@@ -103,7 +116,7 @@ class HostCache:
             else:
                 self._fail(digest, AdapterError(f"adapter {digest}: cannot be loaded ({error!r})"))
 
-    def _keep(self, packed: PackedAdapter) -> None:
+    def _keep(self, packed: L) -> None:
         self._packed[packed.digest] = packed
         self._fresh[packed.digest] = self._clock()
         self._bytes += packed.nbytes

@@ -17,14 +17,15 @@ import torch
 
 from adapters.pack import Factor, PackedAdapter
 from bench.cpu_rows import device
+from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import site_shapes
 from engine.bench.rows import commit
 from engine.checkpoint import Checkpoint
+from engine.composition import build_runner
 from engine.config import Device, Dtype, EngineConfig
 from engine.models.spec import ModelSpec
 from engine.placement import SITES
 from engine.protocol import Sampling
-from engine.runner import build_runner
 from engine.step import NO_ADAPTER, Chunk, Draw, StepPlan
 
 PROMPT = 50
@@ -41,9 +42,10 @@ class Bench:
         self._next_page = 0
         dtype = getattr(torch, self.built.base.dtype)
         for row, rank in enumerate(RANKS):
-            packed = random_adapter(self.spec, rank, dtype)
-            pages = self.pages(self.built.memory.pages_for(packed))
-            self.built.memory.place(row, packed, pages)
+            memory = self.built.memory
+            assert isinstance(memory, AdapterMemory)
+            laid = memory.lay_out(random_adapter(self.spec, rank, dtype))
+            memory.place(row, laid, self.pages(laid.pages))
 
     def pages(self, count: int) -> list[int]:
         first = self._next_page

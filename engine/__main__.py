@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         config = command.config
         if not Path(config.model).is_dir():  # said before torch takes its seconds to load
             raise ConfigError(f"--model {config.model}: no such directory")
-        from engine.runner import build_runner
+        from engine.composition import build_runner
 
         return serve(config, build_runner(config), ready_fd=command.ready_fd)
     except (EngineError, AddressInvalid, OSError) as error:
@@ -65,6 +65,7 @@ def _tool(name: str) -> Callable[[list[str]], int]:
 def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:
     """Serve a built model until drained. Raises OSError, AddressInvalid or ConfigError."""
     boot, metrics = uuid.uuid4().hex, EngineMetrics(built.num_pages)
+    metrics.watch(built.compiled)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
     core = Core(config, built, boot=boot, record=record, metrics=metrics)
     welcome = Welcome(

@@ -1,9 +1,11 @@
 """The device table that finds an adapter's matrices: a ``LoraSite`` per layer and site.
 
 One row per resident adapter. Rows and rank blocks grow by reallocation, so there is no number of
-adapters and no largest rank to configure. A cleared row reads as an adapter of rank 0. Columns for
-biases and gains exist from the first adapter on that has some: until then no kernel looks for them.
-What few adapters have, changes to embeddings and head, is kept beside in ``outer``.
+adapters and no largest rank to configure; ``reserve`` makes room beforehand, since graphs that
+were captured over the table are captured anew when it moves. A cleared row reads as an adapter of
+rank 0. Columns for biases and gains exist from the first adapter on that has some: until then no
+kernel looks for them. What few adapters have, changes to embeddings and head, is kept beside in
+``outer``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +15,9 @@ import torch
 
 from engine.models.spec import ModelSpec
 from engine.outer import PagedTable
+from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS, SITES
+from engine.staging import send
 from kernels.lora_table import ABSENT, LoraSite, site_blocks
 
 FIRST_ROWS = 8
@@ -77,6 +81,7 @@ class AdapterTable:
         self._vectored: set[int] = set()  # rows that use them
         self.outer: dict[int, Mapping[str, PagedTable]] = {}
         self._columns: dict[str, _Columns] = {}
+        self.arriving: dict[int, torch.cuda.Event] = {}  # rows whose pages are being copied in
         self.sites: Sequence[LayerSites] = ()
         self._resize(FIRST_ROWS, 1)
 
@@ -87,6 +92,23 @@ class AdapterTable:
     @property
     def rank_capacity(self) -> int:
         return self._rank_blocks * A_ROWS
+
+    def reserve(self, *, rows: int, rank: int) -> None:
+        """Make room for so many adapters of so high a rank."""
+        blocks = -(-rank // A_ROWS)
+        if rows > self._rows or blocks > self._rank_blocks:
+            self._resize(max(rows, self._rows), self._room_for(blocks))
+
+    def _room_for(self, blocks: int) -> int:
+        """Few sizes: kernels are compiled for each."""
+        if blocks <= self._rank_blocks:
+            return self._rank_blocks
+        return max(blocks, ROOMY_RANK // A_ROWS) if blocks > 1 else 1
+
+    def await_rows(self, rows: Iterable[int]) -> None:
+        """Work launched from now on finds these adapters' pages filled."""
+        for row in self.arriving.keys() & set(rows):
+            torch.cuda.current_stream(self._device).wait_event(self.arriving.pop(row))
 
     def plain(self, rows: Iterable[int]) -> bool:
         """These adapters are A and B of linear layers, and nothing else of those."""
@@ -105,23 +127,36 @@ class AdapterTable:
         if row >= self._rows or blocks > self._rank_blocks or vectored > self._vectors:
             self._vectors = self._vectors or vectored
             rows = self._rows if row < self._rows else max(row + 1, 2 * self._rows)
-            self._resize(rows, max(blocks, self._rank_blocks))
-        for name, site in entry.items():
-            columns = self._columns[name]
-            columns.a_units[:, row] = ABSENT
-            columns.a_units[:, row, :, : site.a_units.shape[2]] = site.a_units.to(self._device)
-            columns.b_units[:, row] = site.b_units.to(self._device)
-            columns.ranks[:, row] = site.ranks.to(self._device)
-            for column, units in (
-                (columns.bias_units, site.bias_units),
-                (columns.gain_units, site.gain_units),
-            ):
-                if column is not None and units is not None:
-                    column[:, row] = units.to(self._device)
+            self._resize(rows, self._room_for(blocks))
+        there = self._sent(entry)
+        for name in entry:
+            columns, a_units = self._columns[name], there[f"{name} a"]
+            columns.a_units[:, row, :, a_units.shape[2] :] = ABSENT
+            columns.a_units[:, row, :, : a_units.shape[2]] = a_units
+            columns.b_units[:, row] = there[f"{name} b"]
+            columns.ranks[:, row] = there[f"{name} ranks"]
+            for part, column in (("bias", columns.bias_units), ("gain", columns.gain_units)):
+                if column is not None and (units := there.get(f"{name} {part}")) is not None:
+                    column[:, row] = units
         if vectored:
             self._vectored.add(row)
         if outer:
             self.outer[row] = outer
+
+    def _sent(self, entry: Mapping[str, SiteRow]) -> dict[str, torch.Tensor]:
+        arrays = {}
+        for name, site in entry.items():
+            parts = {
+                "a": site.a_units,
+                "b": site.b_units,
+                "ranks": site.ranks,
+                "bias": site.bias_units,
+                "gain": site.gain_units,
+            }
+            arrays.update(
+                {f"{name} {part}": t.numpy() for part, t in parts.items() if t is not None}
+            )
+        return send(arrays, self._device)
 
     def clear(self, row: int) -> None:
         self.epoch += 1

@@ -4,20 +4,25 @@ Letters: T tokens of the pass, B sequences with one token (decode), S sequences 
 (prefill), MAXP pages of the longest, R rows whose logits are wanted.
 
 Rows keep the plan's order, in which the chunks of one adapter are adjacent. Everything is put
-together in numpy and copied to the device once per tensor, without waiting.
+together in numpy and copied to the device at once, without waiting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.step import NO_ADAPTER, Chunk, StepPlan
+from engine.last_draws import LastDraws
+from engine.placement import round_up
+from engine.staging import Array, send
+from engine.step import DRAWN, NO_ADAPTER, Chunk, StepPlan
 from kernels.segments import Segments
 
 Ints = npt.NDArray[np.int64]
+Runs = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,86 +73,116 @@ class BatchBuilder:
         self, page_tokens: int, device: torch.device, *, segment_tile: int | None = None
     ) -> None:
         self._page_tokens, self._device, self._tile = page_tokens, device, segment_tile
+        # Kernels are compiled apart for page tables whose width is 1, a multiple of 16, or neither.
+        self._width = 16 if device.type == "cuda" else 1
 
-    def build(self, plan: StepPlan) -> StepInputs:
+    def build(self, plan: StepPlan, last: LastDraws | None = None) -> StepInputs:
+        """``last`` has the tokens that the plan's chunks lack."""
         chunks = plan.chunks
         lengths = [len(chunk.tokens) for chunk in chunks]
-        first_rows = [0]
-        for length in lengths:
-            first_rows.append(first_rows[-1] + length)
-        positions, slots = self._positions(chunks)
+        first_rows = [0, *accumulate(lengths)]
         head_rows, heads = _head_rows(chunks, first_rows)
-        tokens = np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in chunks])
+        runs = self._runs(chunks, lengths)
+        arrays = self._arrays(chunks, lengths)
+        arrays["head_rows"] = np.asarray(head_rows, dtype=np.int64)
+        arrays["runs"] = np.asarray(runs, dtype=np.int32).reshape(-1, 3).T.copy()
+        unread = [i for i, chunk in enumerate(chunks) if chunk.tokens[-1] == DRAWN]
+        if unread:
+            arrays["unread"] = np.asarray([first_rows[i + 1] - 1 for i in unread])
+            arrays["source"] = _sources([chunks[i] for i in unread], last)
+        there = send(arrays, self._device)
+        if unread and last is not None:
+            there["tokens"][there["unread"]] = last.tokens[there["source"]]
         return StepInputs(
-            tokens=self._put(tokens),
-            positions=self._put(positions),
-            slots=self._put(slots),
-            decode=self._decode(chunks, first_rows),
-            prefill=self._prefill(chunks, first_rows),
-            segments=self._segments(chunks, lengths),
-            head_rows=self._put(np.asarray(head_rows, dtype=np.int64)),
+            tokens=there["tokens"],
+            positions=there["positions"],
+            slots=there["slots"],
+            decode=_decode(there),
+            prefill=_prefill(there, max(lengths)),
+            segments=self._segments(there["runs"], runs),
+            head_rows=there["head_rows"],
             heads=heads,
         )
 
-    def _positions(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
-        positions, slots = [], []
-        for chunk in chunks:
-            at = np.arange(chunk.start, chunk.start + len(chunk.tokens), dtype=np.int64)
-            first = chunk.start // self._page_tokens
-            last = int(at[-1]) // self._page_tokens
-            pages = np.asarray(chunk.pages[first : last + 1], dtype=np.int64)
-            page = pages[at // self._page_tokens - first]
-            positions.append(at)
-            slots.append(page * self._page_tokens + at % self._page_tokens)
-        return np.concatenate(positions), np.concatenate(slots)
+    def _arrays(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> dict[str, Array]:
+        """The plan on the host, computed for all of its rows at once."""
+        length = np.asarray(lengths)
+        start = np.asarray([chunk.start for chunk in chunks])
+        end, last_row = start + length, np.cumsum(length)
+        first_row = last_row - length
+        of = np.repeat(np.arange(len(chunks)), length)
+        positions = np.arange(int(last_row[-1])) + (start - first_row)[of]
+        pages = self._page_table(chunks, end)
+        page, offset = np.divmod(positions, self._page_tokens)
+        tokens = chain.from_iterable(chunk.tokens for chunk in chunks)
+        found: dict[str, Array] = {
+            "tokens": np.fromiter(tokens, np.int64, len(positions)),
+            "positions": positions,
+            "slots": pages[of, page] * np.int64(self._page_tokens) + offset,
+        }
+        for kind, which in (("decode", length == 1), ("prefill", length > 1)):
+            if which.any():
+                widest = round_up(-(-int(end[which].max()) // self._page_tokens), self._width)
+                found[f"{kind} pages"] = pages[which, :widest]
+                found[f"{kind} start"] = first_row[which].astype(np.int32)
+                found[f"{kind} len"] = length[which].astype(np.int32)
+                found[f"{kind} end"] = end[which].astype(np.int32)
+        return found
 
-    def _decode(self, chunks: Sequence[Chunk], first_rows: Sequence[int]) -> DecodeRows | None:
-        which = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) == 1]
-        if not which:
-            return None
-        return DecodeRows(
-            page_table=self._page_table([chunks[i] for i in which]),
-            context_lens=self._int32([chunks[i].start + 1 for i in which]),
-            rows=self._int32([first_rows[i] for i in which]),
+    def _page_table(self, chunks: Sequence[Chunk], end: Ints) -> npt.NDArray[np.int32]:
+        """[chunks, most pages]: those that hold positions before ``end``."""
+        used = -(-end // self._page_tokens)
+        width = round_up(int(used.max()), self._width)
+        table = np.zeros((len(chunks), width), dtype=np.int32)
+        ids = chain.from_iterable(
+            chunk.pages[:count] for chunk, count in zip(chunks, used.tolist(), strict=True)
         )
+        inside = np.arange(table.shape[1]) < used[:, None]
+        table[inside] = np.fromiter(ids, np.int32, int(used.sum()))
+        return table
 
-    def _prefill(self, chunks: Sequence[Chunk], first_rows: Sequence[int]) -> PrefillChunks | None:
-        which = [i for i, chunk in enumerate(chunks) if len(chunk.tokens) > 1]
-        if not which:
-            return None
-        lengths = [len(chunks[i].tokens) for i in which]
-        ends = [chunks[i].start + length for i, length in zip(which, lengths, strict=True)]
-        return PrefillChunks(
-            page_table=self._page_table([chunks[i] for i in which]),
-            query_start=self._int32([first_rows[i] for i in which]),
-            query_len=self._int32(lengths),
-            context_lens=self._int32(ends),
-            longest=max(lengths),
-        )
-
-    def _page_table(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        used = [-(-(c.start + len(c.tokens)) // self._page_tokens) for c in chunks]
-        table = np.zeros((len(chunks), max(used)), dtype=np.int32)
-        for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
-            table[row, :count] = chunk.pages[:count]
-        return self._put(table)
-
-    def _segments(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Segments | None:
+    def _runs(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Runs:
+        """Segments as (first row, rows, adapter); none when every row is the base model's."""
         if all(chunk.adapter == NO_ADAPTER for chunk in chunks):
-            return None
+            return ()
         adapters: list[int] = []
         for chunk, length in zip(chunks, lengths, strict=True):
             adapters += [chunk.adapter] * length
-        return Segments.of_rows(adapters, self._device, tile=self._tile)
+        return Segments.cut(adapters, tile=self._tile)
 
-    def _int32(self, values: Sequence[int]) -> torch.Tensor:
-        return self._put(np.asarray(values, dtype=np.int32))
+    def _segments(self, columns: torch.Tensor, runs: Runs) -> Segments | None:
+        if not runs:
+            return None
+        start, length, adapter = columns.unbind(0)
+        longest = self._tile or max(length for _, length, _ in runs)
+        return Segments(start=start, length=length, adapter=adapter, longest=longest, runs=runs)
 
-    def _put(self, array: npt.NDArray[np.integer]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+def _decode(there: Mapping[str, torch.Tensor]) -> DecodeRows | None:
+    if "decode pages" not in there:
+        return None
+    return DecodeRows(
+        page_table=there["decode pages"],
+        context_lens=there["decode end"],
+        rows=there["decode start"],
+    )
+
+
+def _prefill(there: Mapping[str, torch.Tensor], longest: int) -> PrefillChunks | None:
+    if "prefill pages" not in there:
+        return None
+    return PrefillChunks(
+        page_table=there["prefill pages"],
+        query_start=there["prefill start"],
+        query_len=there["prefill len"],
+        context_lens=there["prefill end"],
+        longest=longest,
+    )
+
+
+def _sources(chunks: Sequence[Chunk], last: LastDraws | None) -> Ints:
+    assert last is not None, "a token still being drawn is on the device"
+    return np.asarray([last.row(chunk) for chunk in chunks])
 
 
 def _head_rows(chunks: Sequence[Chunk], first_rows: Sequence[int]) -> tuple[list[int], HeadLayout]:

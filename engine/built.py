@@ -1,9 +1,10 @@
 """What loading a model yields: the parts `python -m engine` composes into a serving engine.
 
 Torch-free, so that the composition and its tests need no GPU library.
-`engine.runner.build_runner(config: EngineConfig) -> Built[PackedAdapter]` makes one.
+`engine.composition.build_runner(config: EngineConfig) -> Built[LaidOut]` makes one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -21,5 +22,6 @@ class Built(Generic[P]):
     max_model_len: int  # tokens: the configured limit, or the model's own when none is set
     eos: frozenset[int]  # tokens that end a sequence, from the model's generation config
     adapters: HostCache[P] | None  # None: no adapter store is configured
+    compiled: Callable[[], int] = lambda: 0  # kernels compiled since it was built
     ahead: bool = False  # launch returns before the pass is computed: plan the next meanwhile
     max_step_s: float | None = None  # what a pass with decodes should take when none is configured

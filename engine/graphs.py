@@ -2,41 +2,73 @@
 
 A pass in which every sequence computes one token and draws the next is the same list of kernels
 whatever the tokens, pages and adapters are, so it is captured once per bucket of rows, with and
-without adapters, and replayed. What changes from pass to pass lies in one device tensor that a
-single copy fills:
-
-    packed  [rows, COLUMNS + MAXP] int32: token, position, slot, context length, the segment that
-            starts here (first row, rows, adapter row), one column unused, then the page table
+without adapters, and replayed; the draw is part of it. What changes from pass to pass lies in one
+device tensor that a single copy fills (``decode_table``), and in the tokens of the pass before,
+which it reads and replaces where they lie (``last_draws``).
 
 Rows past the batch have slot -1, context length 0 and no segment, and compute nothing anybody
 reads. The adapter table may be written while graphs exist, but a table that grows moves: graphs
 with adapters are then captured again at their next use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine.adapter_table import AdapterTable
 from engine.batch import DecodeRows, HeadLayout, StepInputs
+from engine.decode_table import (
+    ADAPTER,
+    COLUMNS,
+    CONTEXT,
+    LENGTH,
+    MIN_P,
+    POSITION,
+    SEGMENT_TILE,
+    SLOT,
+    SOURCE,
+    START,
+    TEMPERATURE,
+    TOKEN,
+    TOP_K,
+    TOP_P,
+    UNIFORM,
+    UNUSED,
+    DecodeTable,
+)
+from engine.last_draws import LastDraws
 from engine.step import NO_ADAPTER, Chunk, StepPlan
+from kernels.sample import sample
 from kernels.segments import Segments
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-COLUMNS = 8
-TOKEN, POSITION, SLOT, CONTEXT, START, LENGTH, ADAPTER = range(7)
-SEGMENT_TILE = 16  # rows; the smallest tile of the LoRA kernels
 
-Forward = Callable[[StepInputs], torch.Tensor]
+Forward = Callable[[StepInputs, torch.Tensor], torch.Tensor]  # (inputs, out) to logits, in out
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a pass brought, valid until the next is launched. B sequences."""
+
+    logits: torch.Tensor  # [B, V] float32
+    tokens: torch.Tensor  # [B] int64, drawn; any token where the logits are not finite
+    finite: torch.Tensor  # [B] bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor  # [rows, V] float32
+    outcome: Replayed  # of all rows
     sites: object  # the adapter table's sites at capture
+
+
+class _Stage:
+    """A pinned copy of the table, and when the device has read it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.pinned = torch.zeros(shape, dtype=torch.int32).pin_memory()
+        self.read = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 class DecodeGraphs:
@@ -45,76 +77,105 @@ class DecodeGraphs:
     def __init__(
         self,
         forward: Forward,
-        table: AdapterTable,
+        adapters: AdapterTable,
+        last: LastDraws,
         *,
         max_seqs: int,
         max_pages: int,
         page_tokens: int,
-        device: torch.device,
+        vocabulary: int,
     ) -> None:
-        self._forward, self._table = forward, table
-        self._page_tokens, self._device = page_tokens, device
+        self._forward, self._adapters, self._last = forward, adapters, last
+        self._device = last.tokens.device
         self._buckets = [b for b in BUCKETS if b < max_seqs] + [max_seqs]
-        shape = (max_seqs, COLUMNS + max_pages)
-        self._packed = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._staging = [torch.zeros(shape, dtype=torch.int32).pin_memory() for _ in range(2)]
+        self._table = DecodeTable(max_seqs, max_pages, page_tokens)
+        self._packed = torch.from_numpy(self._table.packed).to(self._device)
+        self._stages = [_Stage(self._packed.shape) for _ in range(2)]
         self._passes = 0
-        self._rows = torch.arange(max_seqs, dtype=torch.int32, device=device)
+        self._rows = torch.arange(max_seqs, dtype=torch.int32, device=self._device)
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        # One for all graphs: each would keep its own while it exists.
+        self._logits = torch.empty((max_seqs, vocabulary), device=self._device)
 
-    def capture(self) -> None:
-        """Capture every bucket, the largest first so that the others share its memory."""
-        self._packed[:, SLOT] = -1
-        self._packed[:, ADAPTER] = NO_ADAPTER
-        for rows in reversed(self._buckets):
+    @property
+    def buckets(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes before anything is captured."""
+        return self._packed.nbytes + self._logits.nbytes
+
+    def warm(self) -> None:
+        """Run what a capture records."""
+        for rows in self._buckets:
+            for adapted in (True, False):
+                self._pass(rows, adapted)
+
+    def capture(self, first: int = 0, end: int | None = None) -> None:
+        """Capture buckets, the largest first so that the others share its memory."""
+        for rows in self._buckets[::-1][first:end]:
             for adapted in (True, False):
                 self._graphs[rows, adapted] = self._capture(rows, adapted)
 
-    def run(self, plan: StepPlan) -> torch.Tensor | None:
-        """Logits [B, V] float32 of a pure decode plan, valid until the next run; else None."""
+    def run(self, plan: StepPlan) -> Replayed | None:
+        """Launch a pass of sequences that all decode; None for any other plan."""
         chunks = plan.chunks
         if len(chunks) > self._buckets[-1] or not all(map(_decodes, chunks)):
             return None
-        rows = next(b for b in self._buckets if b >= len(chunks))
+        count = len(chunks)
+        rows = next(b for b in self._buckets if b >= count)
         adapted = any(chunk.adapter != NO_ADAPTER for chunk in chunks)
-        self._fill(chunks, rows)
         found = self._graphs[rows, adapted]
-        if adapted and found.sites is not self._table.sites:
+        if adapted and found.sites is not self._adapters.sites:
             found = self._graphs[rows, adapted] = self._capture(rows, adapted)
+        self._send(rows, self._table.fill(chunks, [self._last.row(c) for c in chunks], rows))
         found.graph.replay()
-        return found.logits[: len(chunks)]
+        self._last.keep(chunks, None)
+        all_rows = found.outcome
+        return Replayed(all_rows.logits[:count], all_rows.tokens[:count], all_rows.finite[:count])
 
-    def _fill(self, chunks: Sequence[Chunk], rows: int) -> None:
-        staging = self._staging[self._passes % 2]
+    def _send(self, rows: int, width: int) -> None:
+        stage = self._stages[self._passes % 2]
         self._passes += 1
-        pages = [chunk.start // self._page_tokens + 1 for chunk in chunks]
-        width = COLUMNS + max(pages)
-        table = staging.numpy()[:rows, :width]
-        table[:, :COLUMNS] = (0, 0, -1, 0, 0, 0, NO_ADAPTER, 0)
-        for row, (chunk, count) in enumerate(zip(chunks, pages, strict=True)):
-            at, size = chunk.start, self._page_tokens
-            slot = chunk.pages[at // size] * size + at % size
-            table[row, : CONTEXT + 1] = (chunk.tokens[0], at, slot, at + 1)
-            table[row, COLUMNS : COLUMNS + count] = chunk.pages[:count]
-        runs = Segments.cut([chunk.adapter for chunk in chunks], tile=SEGMENT_TILE)
-        table[: len(runs), START : ADAPTER + 1] = np.asarray(runs, dtype=np.int32)
-        self._packed[:rows, :width].copy_(staging[:rows, :width], non_blocking=True)
+        stage.read.synchronize()
+        stage.pinned.numpy()[:rows, :width] = self._table.packed[:rows, :width]
+        self._packed[:rows].copy_(stage.pinned[:rows], non_blocking=True)
+        stage.read.record()
 
     def _capture(self, rows: int, adapted: bool) -> _Graph:
+        """The pass is run once to try it: over blank rows, which write nothing that is read."""
+        drawn = self._last.tokens.clone()
+        self._packed[:rows, :COLUMNS] = torch.tensor(UNUSED, dtype=torch.int32)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._forward(self._inputs(rows, adapted))  # compiles what is not compiled yet
+            self._pass(rows, adapted)  # compiles what is not compiled yet
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            logits = self._forward(self._inputs(rows, adapted))
-        return _Graph(graph, logits, self._table.sites)
+            outcome = self._pass(rows, adapted)
+        self._last.tokens.copy_(drawn)
+        return _Graph(graph, outcome, self._adapters.sites)
 
-    def _inputs(self, rows: int, adapted: bool) -> StepInputs:
-        """The inputs of a pass, read from the packed tensor on the device."""
+    def _pass(self, rows: int, adapted: bool) -> Replayed:
         columns = self._packed[:rows, :COLUMNS].t().contiguous()
+        floats = columns.view(torch.float32)
+        logits = self._forward(self._inputs(columns, rows, adapted), self._logits[:rows])
+        tokens = sample(
+            logits,
+            floats[TEMPERATURE],
+            columns[TOP_K],
+            floats[TOP_P],
+            floats[MIN_P],
+            floats[UNIFORM],
+        )
+        self._last.tokens[:rows].copy_(tokens)
+        return Replayed(logits, tokens, logits.sum(dim=-1).isfinite())
+
+    def _inputs(self, columns: torch.Tensor, rows: int, adapted: bool) -> StepInputs:
+        """The inputs of a pass, read from the packed tensor on the device."""
         segments = Segments(
             start=columns[START],
             length=columns[LENGTH],
@@ -122,9 +183,10 @@ class DecodeGraphs:
             longest=SEGMENT_TILE,
             runs=(),
         )
-        wide = columns[: SLOT + 1].long()
+        source, wide = columns[SOURCE].long(), columns[: SLOT + 1].long()
+        drawn = self._last.tokens[source.clamp(min=0)]
         return StepInputs(
-            tokens=wide[TOKEN],
+            tokens=torch.where(source >= 0, drawn, wide[TOKEN]),
             positions=wide[POSITION],
             slots=wide[SLOT],
             decode=DecodeRows(

@@ -1,14 +1,14 @@
 """How many pages the pool gets.
 
-On CUDA: what ``gpu_memory_utilization`` of the device leaves after the weights and the largest
-forward pass (full token budget, every row sampling, every row with an adapter), which is run to
-be measured. On CPU: room for 64 sequences of 1024 tokens and for 256 MiB of adapters, at most half
-of the memory that is free; pages never touched cost nothing there. ``pool_bytes`` overrides both.
+On CUDA: what ``gpu_memory_utilization`` of the device leaves after the weights, the largest
+forward pass (full token budget, every row sampling, every row with an adapter) and the captured
+decode passes, which are tried to be measured (``rehearsal``). On CPU: room for 64 sequences of
+1024 tokens and for 256 MiB of adapters, at most half of the memory that is free; pages never
+touched cost nothing there. ``pool_bytes`` overrides both.
 The pool always holds one sequence of the longest length: otherwise OutOfMemory, or, when no
 length was configured, a shorter longest length.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
 from engine.models.spec import ModelSpec
-from engine.page_size import GRAPH_BYTES, page_elements, pages_of_tokens
+from engine.page_size import page_elements, pages_of_tokens
 
 CPU_SEQUENCES = 64
 CPU_TOKENS = 1024
@@ -32,12 +32,11 @@ class PoolSize:
         self.page_bytes = page_elements(spec, config.page_tokens) * dtype.itemsize
         self.longest = config.max_model_len or spec.max_position  # tokens
 
-    def pages(self, device: torch.device, largest_pass: Callable[[], None]) -> int:
-        """Pages of the pool. ``largest_pass`` runs the forward pass to measure (CUDA only)."""
+    def pages(self, device: torch.device, beside: int) -> int:
+        """Pages of the pool. ``beside``: bytes to leave free for passes (CUDA only)."""
         budget = self._config.pool_bytes
         if budget is None and device.type == "cuda":
-            budget = _left_on_cuda(device, self._config.gpu_memory_utilization, largest_pass)
-            budget -= 0 if self._config.enforce_eager else GRAPH_BYTES
+            budget = _left_on_cuda(device, self._config.gpu_memory_utilization) - beside
         if budget is None:
             budget = self._modest()
         pages = budget // self.page_bytes
@@ -89,15 +88,7 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _left_on_cuda(
-    device: torch.device, utilization: float, largest_pass: Callable[[], None]
-) -> int:
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    largest_pass()
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - before
+def _left_on_cuda(device: torch.device, utilization: float) -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(utilization * total) - (total - free) - activations
+    return int(utilization * total) - (total - free)

@@ -4,6 +4,8 @@ Common ones also carry the names vLLM gives them, so that its dashboards work un
 Written by the engine loop, rendered by any thread.
 """
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.protocol import Finish
@@ -57,6 +59,13 @@ class EngineMetrics:
         self._resident = self._gauge("loratorio_engine_adapters_resident", "Adapters in pages")
         self._loads = self._counter("loratorio_engine_adapter_loads", "Adapters loaded to host")
         self._evictions = self._counter("loratorio_engine_adapter_evictions", "Adapters evicted")
+        self._compiled = self._gauge(
+            "loratorio_engine_kernels_compiled", "Kernels compiled since the engine was ready"
+        )
+
+    def watch(self, compiled: Callable[[], int]) -> None:
+        """Ask for it whenever the metrics are read."""
+        self._compiled.set_function(compiled)
 
     def text(self) -> str:
         return generate_latest(self._registry).decode()

@@ -3,8 +3,9 @@
 Weights are counted as the engine keeps them on CUDA: 4-bit modules packed, with scales, zeros and
 the word per group and column that the Hopper kernel reads, padded to whole tiles; everything else
 in 16 bits, norms in 32. Pages come from the arithmetic the engine itself uses. What a forward pass
-needs beside them is measured by the engine at start; here it is estimated from the token budget.
-The step time is the roofline's: nothing can be faster, the engine is slower.
+needs beside them is estimated here from the token budget; an engine measures it at start, and
+then says what it found in the same words. The step time is the roofline's: nothing can be faster,
+the engine is slower.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engine.bench.floor import DEVICES, Device, Work, decode_floor
+from engine.bench.floor import DEVICES, Device, Precision, Work, decode_floor
 from engine.bench.shapes import FORMATS, SHAPES, Shape
 from engine.config import EngineConfig
 from engine.errors import EngineError
@@ -63,32 +64,48 @@ class Plan:
     missing_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes."""
+
+    budget: int  # that the engine may take
+    weights: int
+    passes: int  # activations, logits, graphs and context
+
+
 class PlanInvalid(EngineError):
     """The question cannot be answered as asked."""
 
 
 def plan(spec: ModelSpec, weights: StoredWeights, wish: Wish, device: Device) -> Plan:
     """Raises PlanInvalid when an adapter's rank fits no page."""
+    budget = int(wish.utilization * device.memory)
+    return divide(spec, wish, Memory(budget, weights.nbytes, pass_bytes(spec, wish)),
+                  device, weights.precision)  # fmt: skip
+
+
+def divide(
+    spec: ModelSpec, wish: Wish, memory: Memory, device: Device | None, precision: Precision
+) -> Plan:
+    """Share out what weights and passes leave. Raises PlanInvalid."""
     elements = page_elements(spec, wish.page_tokens)
     page_bytes = elements * ITEM
     try:
         each = adapter_pages(spec, wish.rank, elements) if wish.adapters else 0
     except BlockTooLarge as error:
         raise PlanInvalid(f"an adapter of rank {wish.rank}: {error}; use larger pages") from error
-    budget = int(wish.utilization * device.memory)
-    beside = pass_bytes(spec, wish)
-    room = budget - weights.nbytes - beside
+    room = memory.budget - memory.weights - memory.passes
     pages = max(room // page_bytes, 0)
     one = pages_of_tokens(wish.context, wish.page_tokens)
     left = pages - each * wish.adapters
     sequences = max(left // one, 0)
     rows = min(sequences, wish.max_num_seqs)
     work = Work(rows=rows, context=wish.context, adapters=wish.adapters, rank=wish.rank)
-    step = decode_floor(_shape(spec), work, device, weights.precision) if rows else None
+    step = decode_floor(_shape(spec), work, device, precision) if rows and device else None
     return Plan(
-        budget_bytes=budget,
-        weights_bytes=weights.nbytes,
-        pass_bytes=beside,
+        budget_bytes=memory.budget,
+        weights_bytes=memory.weights,
+        pass_bytes=memory.passes,
         page_bytes=page_bytes,
         pages=pages,
         adapter_pages=each,
@@ -125,14 +142,14 @@ def _shape(spec: ModelSpec) -> Shape:
     )  # fmt: skip
 
 
-def describe(found: Plan, wish: Wish) -> str:
-    """For people."""
+def describe(found: Plan, wish: Wish, *, measured: bool = False) -> str:
+    """For people. ``measured``: by an engine that has its memory."""
     pool = found.pages * found.page_bytes
     lines = [
         f"memory for the engine   {_gib(found.budget_bytes)}  "
         f"({wish.utilization:.0%} of {wish.gpu})",
         f"weights                 {_gib(found.weights_bytes)}",
-        f"passes (estimate)       {_gib(found.pass_bytes)}",
+        f"passes ({'measured' if measured else 'estimate'})       {_gib(found.pass_bytes)}",
         f"page pool               {_gib(pool)}  {found.pages} pages of {wish.page_tokens} tokens, "
         f"{found.page_bytes / 2**20:.2f} MiB each",
     ]
@@ -147,6 +164,8 @@ def describe(found: Plan, wish: Wish) -> str:
         lines.append(f"DOES NOT FIT: {_shortage(found, wish)}")
         return "\n".join(lines)
     lines.append(f"sequences of {wish.context} tokens  {found.sequences} at once")
+    if found.step_ms is None:
+        return "\n".join(lines)
     lines.append(
         f"decode step             {found.step_ms:.2f} ms at best with {found.step_rows} sequences "
         f"of that length: {found.tokens_per_s:.0f} tokens/s"

@@ -1,45 +1,27 @@
-"""Runs plans: StepPlan -> tensors -> forward pass -> draws -> StepResult.
+"""Runs plans: StepPlan -> tensors -> forward pass -> draws -> StepResult."""
 
-``build_runner`` is the composition root of everything that needs torch.
-"""
-
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from adapters.base_spec import BaseSpec
-from adapters.errors import BaseUnreadable
-from adapters.host_cache import HostCache
-from adapters.pack import PackedAdapter
-from adapters.store import AdapterStore
-from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
-from engine.adapter_vectors import BaseVectors
 from engine.batch import BatchBuilder, HeadLayout, StepInputs
-from engine.built import Built
-from engine.checkpoint import Checkpoint
-from engine.config import EngineConfig
-from engine.errors import CheckpointInvalid, ConfigError
 from engine.graphs import DecodeGraphs
+from engine.last_draws import LastDraws
 from engine.layers.lora import LoraPass
 from engine.layers.stacked import Stacks
-from engine.loading import Placement, Weights
-from engine.memory import PoolSize
 from engine.models.decoder import Decoder
-from engine.models.spec import ModelSpec
 from engine.outer import OuterPass
 from engine.page_memory import PageMemory
-from engine.precision import choose_device, choose_dtype
-from engine.profile import run_largest_pass
-from engine.protocol import BaseInfo, TokenLogprobs
-from engine.sampling import Drawing, TopLogprobs, draw
-from engine.step import Drawn, Pending, StepPlan, StepResult
+from engine.placement import round_up
+from engine.protocol import TokenLogprobs
+from engine.sampling import Drawing, TopLogprobs, draw, is_adjusted
+from engine.staging import send
+from engine.step import Chunk, Drawn, Pending, StepPlan, StepResult
 
-STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
 PROMPT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +32,11 @@ class PassPending:
     heads: HeadLayout
     drawing: Drawing | None
     prompts: Sequence[Sequence[tuple[TopLogprobs, int]]]  # per prompt: tiles and their rows
+    reached: torch.cuda.Event | None  # when all of this is on the host; None: it is
 
     def wait(self) -> StepResult:
+        if self.reached is not None:
+            self.reached.synchronize()
         drawn = [Drawn()] * len(self.plan.chunks)
         if self.drawing is not None:
             for (chunk, _), result in zip(self.heads.draws, self.drawing.read(), strict=True):
@@ -69,45 +54,49 @@ class ModelRunner:
     """Computes plans in the order they are launched. Belongs to the engine loop's thread."""
 
     def __init__(
-        self, model: Decoder, memory: PageMemory, table: AdapterTable, builder: BatchBuilder
+        self,
+        model: Decoder,
+        memory: PageMemory,
+        table: AdapterTable,
+        builder: BatchBuilder,
+        *,
+        max_seqs: int = 256,
     ) -> None:
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
-        stackable = memory.pool.device.type == "cpu" and not model.deterministic
+        device = memory.pool.device
+        stackable = device.type == "cpu" and not model.deterministic
         self._stacks = Stacks(table, memory.flat) if stackable else None
+        self._max_seqs, self._last = max_seqs, LastDraws(max_seqs, device)
         self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
-    def capture(self, config: EngineConfig, max_pages: int) -> None:
+    def capture(self, max_pages: int) -> None:
         """Capture the decode passes; from then on they are replayed. CUDA only."""
-        self._graphs = DecodeGraphs(
+        self._graphs = self.graphs(max_pages)
+        self._graphs.capture()
+
+    def graphs(self, max_pages: int) -> DecodeGraphs:
+        """Not captured yet."""
+        return DecodeGraphs(
             self._logits,
             self._table,
-            max_seqs=config.max_num_seqs,
-            max_pages=max_pages,
-            page_tokens=config.page_tokens,
-            device=self._memory.flat.device,
+            self._last,
+            max_seqs=self._max_seqs,
+            max_pages=round_up(max_pages, 16),  # as the builder widens its page tables
+            page_tokens=self._memory.page_tokens,
+            vocabulary=self._model.spec.vocab_size,
         )
-        self._graphs.capture()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
         if not plan.chunks:
             return Nothing()
         self._memory.copy(plan.copies)
+        if self._table.arriving:
+            self._table.await_rows(chunk.adapter for chunk in plan.chunks)
         outer = self._outer(plan)
-        if (
-            self._graphs is not None
-            and outer is None
-            and (logits := self._graphs.run(plan)) is not None
-        ):
-            draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
-            return PassPending(plan, HeadLayout.one_each(len(draws)), draw(logits, draws), ())
-        inputs = self._builder.build(plan)
-        hidden = self._model(inputs, self._memory.layers, self._lora(inputs, outer))
-        draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
-        owners = [chunk.adapter for chunk in plan.chunks if chunk.draw is not None]
-        drawing = draw(self._head(hidden[: len(draws)], outer, owners), draws) if draws else None
-        return PassPending(plan, inputs.heads, drawing, self._prompts(plan, inputs, hidden, outer))
+        pending = self._replay(plan) if self._graphs is not None and outer is None else None
+        return pending or self._compute(plan, outer)
 
     def _outer(self, plan: StepPlan) -> OuterPass | None:
         """When an adapter of the pass changes embeddings or head."""
@@ -123,8 +112,49 @@ class ModelRunner:
         logits = self._model.head(hidden)
         return logits if outer is None else outer.head(hidden, logits, owners)
 
-    def _logits(self, inputs: StepInputs) -> torch.Tensor:
-        return self._model.head(self._model(inputs, self._memory.layers, self._lora(inputs)))
+    def _replay(self, plan: StepPlan) -> Pending | None:
+        assert self._graphs is not None
+        draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
+        last = self._unread(plan.chunks) if any(map(is_adjusted, draws)) else None
+        replayed = self._graphs.run(plan)
+        if replayed is None:
+            return None
+        logits, tokens, finite = replayed.logits, replayed.tokens, replayed.finite
+        if last is None:
+            drawing = Drawing.of(logits, draws, tokens, finite)
+        else:  # the graph's own draw knew of no adjustment
+            drawing = draw(logits, draws, last)
+            self._last.keep(plan.chunks, drawing.drawn)
+        return PassPending(plan, HeadLayout.one_each(len(draws)), drawing, (), self._mark())
+
+    def _compute(self, plan: StepPlan, outer: OuterPass | None) -> Pending:
+        inputs = self._builder.build(plan, self._last)
+        drawing_chunks = [chunk for chunk in plan.chunks if chunk.draw is not None]
+        draws = [chunk.draw for chunk in drawing_chunks if chunk.draw is not None]
+        last = self._unread(drawing_chunks) if any(map(is_adjusted, draws)) else None
+        hidden = self._model(inputs, self._memory.layers, self._lora(inputs, outer))
+        owners = [chunk.adapter for chunk in drawing_chunks]
+        logits = self._head(hidden[: len(draws)], outer, owners)
+        drawing = draw(logits, draws, last) if draws else None
+        self._last.keep(drawing_chunks, None if drawing is None else drawing.drawn)
+        prompts = self._prompts(plan, inputs, hidden, outer)
+        return PassPending(plan, inputs.heads, drawing, prompts, self._mark())
+
+    def _unread(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """[B] the last token of each, where it was drawn and not read; elsewhere any."""
+        rows = np.asarray([max(self._last.row(chunk), 0) for chunk in chunks])
+        device = self._memory.pool.device
+        return self._last.tokens[send({"rows": rows}, device)["rows"]]
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if self._memory.pool.device.type == "cpu":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _logits(self, inputs: StepInputs, out: torch.Tensor) -> torch.Tensor:
+        return self._model.head(self._model(inputs, self._memory.layers, self._lora(inputs)), out)
 
     def _lora(self, inputs: StepInputs, outer: OuterPass | None = None) -> LoraPass | None:
         if inputs.segments is None:
@@ -148,7 +178,8 @@ class ModelRunner:
         """Per prompt that asks: the log-probability of each token given those before it."""
         found = []
         for chunk, first, count in inputs.heads.prompts:
-            tokens = torch.tensor(plan.chunks[chunk].tokens[1:], device=hidden.device)
+            told = np.asarray(plan.chunks[chunk].tokens[1:], dtype=np.int64)
+            tokens = send({"tokens": told}, hidden.device)["tokens"]
             wanted = plan.chunks[chunk].prompt_logprobs or 0
             tiles = []
             for at in range(0, count, PROMPT_ROWS):
@@ -165,81 +196,3 @@ class Nothing:
 
     def wait(self) -> StepResult:
         return StepResult([])
-
-
-def build_runner(config: EngineConfig) -> Built[PackedAdapter]:
-    """Load the model and lay out its memory.
-
-    Raises ConfigError, CheckpointInvalid or OutOfMemory, each with what to change.
-    """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    checkpoint = Checkpoint(config.model)
-    spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
-    _check_length(config, spec)
-    device = choose_device(config.device)
-    choice = choose_dtype(config.dtype, spec, device)
-    log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
-    weights = Weights(checkpoint, spec, Placement(device, choice.dtype, config.deterministic))
-    with torch.inference_mode():
-        model = Decoder(weights, positions=config.max_model_len or spec.max_position)
-    weights.finish()
-    return _compose(config, model, weights)
-
-
-def _compose(config: EngineConfig, model: Decoder, weights: Weights) -> Built[PackedAdapter]:
-    spec, place = model.spec, weights.place
-    builder = BatchBuilder(config.page_tokens, place.device)
-
-    def memory_of(pages: int) -> PageMemory:
-        return PageMemory(
-            spec, config.page_tokens, num_pages=pages, dtype=place.dtype, device=place.device
-        )
-
-    def largest_pass() -> None:
-        table = AdapterTable(spec, place.device)
-        run_largest_pass(ModelRunner(model, memory_of(1), table, builder), table, spec, config)
-
-    size = PoolSize(config, spec, place.dtype)
-    pages = size.pages(place.device, largest_pass)
-    memory, table = memory_of(pages), AdapterTable(spec, place.device)
-    base = _base_spec(config.model)
-    runner = ModelRunner(model, memory, table, builder)
-    if place.device.type == "cuda" and not config.enforce_eager:
-        runner.capture(config, -(-size.max_model_len(pages) // config.page_tokens))
-    return Built(
-        runner=runner,
-        memory=AdapterMemory(spec, memory, table, BaseVectors(model.linears(), place.device)),
-        base=BaseInfo(
-            fingerprint=base.fingerprint,
-            architecture=spec.architecture,
-            vocab_size=spec.vocab_size,
-            quantization=weights.quantization,
-            dtype=str(place.dtype).removeprefix("torch."),
-        ),
-        num_pages=pages,
-        max_model_len=size.max_model_len(pages),
-        eos=frozenset(spec.eos_tokens),
-        adapters=_host_cache(config, base, place.dtype),
-        max_step_s=STEP_S if place.device.type == "cuda" else None,
-    )
-
-
-def _check_length(config: EngineConfig, spec: ModelSpec) -> None:
-    if config.max_model_len is not None and config.max_model_len > spec.max_position:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the model's own {spec.length_limit}"
-        )
-
-
-def _base_spec(path: str) -> BaseSpec:
-    try:
-        return BaseSpec.from_checkpoint(path)
-    except BaseUnreadable as error:
-        raise CheckpointInvalid(str(error)) from error
-
-
-def _host_cache(config: EngineConfig, base: BaseSpec, dtype: torch.dtype) -> HostCache | None:
-    if config.adapter_store is None:
-        return None
-    return HostCache(AdapterStore(config.adapter_store), base, dtype, config.host_cache_bytes)

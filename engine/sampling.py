@@ -8,41 +8,63 @@ depends on (seed, position) alone.
     frequency   minus p for each time the output has the token
     presence    minus p once if the output has the token
 
-A row with a logit that is not finite fails alone: its draw is discarded and named in ``failed``.
+The last token of an output may still be on the device (``Draw.position`` exceeds the output that
+is known by one): it is counted there. A row with a logit that is not finite fails alone: its draw
+is discarded and named in ``failed``.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 
 from engine.protocol import TokenLogprobs
+from engine.staging import send
 from engine.step import Draw, Drawn
 from kernels.philox import uniforms
 from kernels.sample import sample
 
 NOT_FINITE = "the model's logits are not finite"
+PENALISED_ROWS = 16  # at a time: each takes two floats per token of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Draws under way; ``read`` waits for the device."""
+    """Draws under way. ``read`` when the device has reached this point."""
 
     draws: Sequence[Draw]
-    tokens: torch.Tensor  # [B] int64
-    finite: torch.Tensor  # [B] bool
+    drawn: torch.Tensor  # [B] int64, on the device: some token where the logits were not finite
+    tokens: torch.Tensor  # [B] int64, on the host; -1 there
     logprobs: "TopLogprobs | None"
     asked: dict[int, int]  # row -> its row in logprobs
 
+    @classmethod
+    def of(
+        cls,
+        logits: torch.Tensor,
+        draws: Sequence[Draw],
+        tokens: torch.Tensor,
+        finite: torch.Tensor,
+    ) -> "Drawing":
+        """Begin to bring to the host what was drawn from logits [B, V], as adjusted."""
+        outcome = torch.where(finite, tokens, -1).to("cpu", non_blocking=True)
+        asked = [row for row, d in enumerate(draws) if d.logprobs is not None]
+        if not asked:
+            return cls(draws, tokens, outcome, None, {})
+        most = max(draws[row].logprobs or 0 for row in asked)
+        rows = send({"rows": np.asarray(asked)}, logits.device)["rows"]
+        top = TopLogprobs.of(logits[rows], tokens[rows], most)
+        return cls(draws, tokens, outcome, top, {row: i for i, row in enumerate(asked)})
+
     def read(self) -> list[Drawn]:
-        tokens, finite = self.tokens.tolist(), self.finite.tolist()
         facts = self.logprobs.read(self._wanted()) if self.logprobs is not None else []
         return [
             Drawn(token=token, logprobs=facts[self.asked[row]] if row in self.asked else None)
-            if fine
+            if token >= 0
             else Drawn(failed=NOT_FINITE)
-            for row, (token, fine) in enumerate(zip(tokens, finite, strict=True))
+            for row, token in enumerate(self.tokens.tolist())
         ]
 
     def _wanted(self) -> list[int]:
@@ -51,7 +73,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """The log-probability of chosen tokens and of the likeliest ones, on the device."""
+    """The log-probability of chosen tokens and of the likeliest ones, on their way to the host."""
 
     own: torch.Tensor  # [B] float32
     values: torch.Tensor  # [B, k] float32, falling
@@ -63,7 +85,7 @@ class TopLogprobs:
         logprobs = logits.log_softmax(dim=-1)
         own = logprobs.gather(1, chosen.unsqueeze(1)).squeeze(1)
         values, tokens = logprobs.topk(min(count, logits.shape[1]), dim=1)
-        return cls(own, values, tokens)
+        return cls(*(found.to("cpu", non_blocking=True) for found in (own, values, tokens)))
 
     def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
         """One per row, with as many alternatives as that row wants."""
@@ -76,62 +98,112 @@ class TopLogprobs:
         ]
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawing:
-    """Draw a token from each row of logits [B, V] float32, which is changed in place."""
+def draw(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None = None) -> Drawing:
+    """Draw a token from each row of logits [B, V] float32, which is changed in place.
+
+    ``last`` [B]: the last token of outputs whose last token is not known yet.
+    """
     finite = logits.sum(dim=-1).isfinite()
-    if logits.is_cuda or not bool(finite.all()):
+    if not logits.is_cuda and not bool(finite.all()):
         logits.masked_fill_(~finite.unsqueeze(1), 0.0)
-    _adjust(logits, draws)
-    tokens = _sample(logits, draws)
-    asked = [row for row, d in enumerate(draws) if d.logprobs is not None]
-    if not asked:
-        return Drawing(draws, tokens, finite, None, {})
-    most = max(draws[row].logprobs or 0 for row in asked)
-    rows = torch.tensor(asked, device=logits.device)
-    top = TopLogprobs.of(logits[rows], tokens[rows], most)
-    return Drawing(draws, tokens, finite, top, {row: i for i, row in enumerate(asked)})
+    adjust(logits, draws, last)
+    return Drawing.of(logits, draws, _sample(logits, draws), finite)
 
 
-def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    facts = torch.tensor(
-        [(d.sampling.temperature, d.sampling.top_p, d.sampling.min_p) for d in draws],
-        dtype=torch.float32,
-    )
-    top_k = torch.tensor([d.sampling.top_k for d in draws], dtype=torch.int32)
-    uniform = uniforms([d.seed for d in draws], [d.position for d in draws])
-    where = logits.device
-    temperature, top_p, min_p = facts.to(where, non_blocking=True).t().contiguous()
-    return sample(
-        logits, temperature, top_k.to(where), top_p, min_p, uniform.to(where, non_blocking=True)
-    )
+def is_adjusted(draw: Draw) -> bool:
+    """Whether the logits are changed before the draw."""
+    return bool(draw.barred or draw.sampling.logit_bias or _is_penalised(draw))
 
 
-def _adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None) -> None:
     """Penalties, bias and barred tokens of the rows that have any, in place."""
+    penalised = [row for row, d in enumerate(draws) if _is_penalised(d)]
+    for at in range(0, len(penalised), PENALISED_ROWS):
+        _penalise(logits, draws, penalised[at : at + PENALISED_ROWS], last)
     for row, d in enumerate(draws):
-        wants = d.sampling
-        if wants.repetition_penalty != 1.0:
-            _repetition(logits[row], (*d.prompt, *d.output), wants.repetition_penalty)
-        if wants.frequency_penalty or wants.presence_penalty:
-            _frequency(logits[row], d.output, wants.frequency_penalty, wants.presence_penalty)
-        if wants.logit_bias:
-            tokens, bias = zip(*wants.logit_bias, strict=True)
+        if d.sampling.logit_bias:
+            tokens, bias = zip(*d.sampling.logit_bias, strict=True)
             _add(logits[row], tokens, bias)
         if d.barred:
             logits[row, _ids(d.barred, logits)] = float("-inf")
 
 
-def _repetition(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> None:
-    tokens = _ids(sorted(set(seen)), logits)
-    values = logits[tokens]
-    logits[tokens] = torch.where(values > 0, values / penalty, values * penalty)
+def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    wanted = [d.sampling for d in draws]
+    facts = [(w.temperature, w.top_p, w.min_p) for w in wanted]
+    uniform = np.zeros(len(draws), dtype=np.float32)
+    warm = [row for row, w in enumerate(wanted) if w.temperature > 0]
+    if warm:
+        seeds, positions = zip(
+            *((draws[row].seed, draws[row].position) for row in warm), strict=True
+        )
+        uniform[warm] = uniforms(seeds, positions).numpy()
+    floats = np.concatenate([np.asarray(facts, dtype=np.float32).T, uniform[None]])
+    sent = send(
+        {
+            "floats": floats.view(np.int32),
+            "top_k": np.asarray([w.top_k for w in wanted], dtype=np.int32),
+        },
+        logits.device,
+    )
+    temperature, top_p, min_p, uniform_there = sent["floats"].view(torch.float32)
+    return sample(logits, temperature, sent["top_k"], top_p, min_p, uniform_there)
 
 
-def _frequency(
-    logits: torch.Tensor, output: Sequence[int], frequency: float, presence: float
+def _is_penalised(draw: Draw) -> bool:
+    wants = draw.sampling
+    return bool(
+        wants.repetition_penalty != 1.0 or wants.frequency_penalty or wants.presence_penalty
+    )
+
+
+def _penalise(
+    logits: torch.Tensor, draws: Sequence[Draw], rows: Sequence[int], last: torch.Tensor | None
 ) -> None:
-    if counts := Counter(output):
-        _add(logits, list(counts), [-frequency * n - presence for n in counts.values()])
+    """``rows`` are few: each takes two floats per token of the vocabulary."""
+    chosen = [draws[row] for row in rows]
+    wanted = [d.sampling for d in chosen]
+    there = send(
+        {
+            "rows": np.asarray(rows),
+            **_ragged("output", [d.output for d in chosen]),
+            **_ragged("prompt", [d.prompt for d in chosen]),
+            "unread": np.asarray([d.position - len(d.output) for d in chosen]),
+            "penalties": np.asarray(
+                [[w.repetition_penalty, w.frequency_penalty, w.presence_penalty] for w in wanted],
+                dtype=np.float32,
+            ).view(np.int32),
+        },
+        logits.device,
+    )
+    counts = _counts(logits, there, "output")
+    if last is not None:
+        tokens, unread = last[there["rows"]], there["unread"].to(torch.float32)
+        counts.scatter_add_(1, tokens.unsqueeze(1), unread.unsqueeze(1))
+    repetition, frequency, presence = there["penalties"].view(torch.float32).t().unsqueeze(2)
+    values = logits[there["rows"]]
+    seen = (counts > 0) | (_counts(logits, there, "prompt") > 0)
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(seen, repeated, values)
+    logits[there["rows"]] = values - frequency * counts - presence * (counts > 0)
+
+
+def _ragged(
+    name: str, lists: Sequence[Sequence[int]]
+) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Lists end to end, and which list each element is of."""
+    lengths = [len(each) for each in lists]
+    return {
+        name: np.fromiter(chain.from_iterable(lists), np.int64, sum(lengths)),
+        f"{name} of": np.repeat(np.arange(len(lists)), lengths),
+    }
+
+
+def _counts(logits: torch.Tensor, there: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """[rows, V] float32: how often each token occurs. Whole numbers, so any order adds alike."""
+    counts = logits.new_zeros(len(there["rows"]), logits.shape[1])
+    ones = torch.ones_like(there[name], dtype=torch.float32)
+    return counts.index_put_((there[f"{name} of"], there[name]), ones, accumulate=True)
 
 
 def _add(logits: torch.Tensor, tokens: Sequence[int], values: Sequence[float]) -> None:

@@ -8,12 +8,18 @@ Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (20
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_MASK = 0xFFFFFFFF
+_MASK, _WHOLE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+_FACTOR_0, _FACTOR_1 = np.uint64(_MULTIPLIER_0), np.uint64(_MULTIPLIER_1)
+_STEP_0, _STEP_1 = np.uint64(_WEYL_0), np.uint64(_WEYL_1)
+
+Words = npt.NDArray[np.uint64]
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -38,23 +44,15 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
     """``uniform`` of each pair, [B] float32 on the CPU."""
     k0, k1 = _words(seeds)
     c0, c1 = _words(positions)
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    c2 = c3 = np.zeros_like(c0)
+    low, half = np.uint64(_MASK), np.uint64(32)
     for _ in range(_ROUNDS):
-        high0, low0 = _product(_MULTIPLIER_0, c0)
-        high1, low1 = _product(_MULTIPLIER_1, c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
-    return (c0 >> 8).to(torch.float32) * 2.0**-24
+        p0, p1 = _FACTOR_0 * c0, _FACTOR_1 * c2
+        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
+        k0, k1 = (k0 + _STEP_0) & low, (k1 + _STEP_1) & low
+    return torch.from_numpy((c0 >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24))
 
 
-def _words(values: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    low = torch.tensor([value & _MASK for value in values], dtype=torch.int64)
-    high = torch.tensor([value >> 32 & _MASK for value in values], dtype=torch.int64)
-    return low, high
-
-
-def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low words of a 32 x 32 bit product, by halves: int64 has no unsigned multiply."""
-    upper, lower = a * (b >> 16), a * (b & 0xFFFF)
-    high = (upper + (lower >> 16)) >> 16
-    return high, (((upper & 0xFFFF) << 16) + lower) & _MASK
+def _words(values: Sequence[int]) -> tuple[Words, Words]:
+    whole = np.fromiter((value & _WHOLE for value in values), np.uint64, len(values))
+    return whole & np.uint64(_MASK), whole >> np.uint64(32)

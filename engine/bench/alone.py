@@ -5,20 +5,22 @@ Adapters are made in host memory from their digest, so that a benchmark waits fo
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from adapters.base_spec import BaseSpec
 from adapters.pack import Factor, PackedAdapter
+from engine.adapter_layout import LaidOut
+from engine.adapter_memory import AdapterMemory
 from engine.built import Built
+from engine.composition import build_runner
 from engine.config import EngineConfig
 from engine.core import Core, Heard
 from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
 from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit
-from engine.runner import build_runner
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GREEDY = Sampling(temperature=0.0)
@@ -29,7 +31,7 @@ class BenchmarkRefused(Exception):
 
 
 class MadeAdapters:
-    """A host cache whose adapters are random, one per digest; the same digest, the same values.
+    """Random adapters, one per digest; the same digest, the same values.
 
     A digest ``made-RANK-NUMBER`` names the rank.
     """
@@ -38,12 +40,10 @@ class MadeAdapters:
         self._base, self._dtype, self._device = base, dtype, device
         self._made: dict[str, PackedAdapter] = {}
 
-    def request(self, digest: str) -> None:
+    def packed(self, digest: str) -> PackedAdapter:
         if digest not in self._made:
             self._made[digest] = self._make(digest)
-
-    def poll(self, digest: str) -> PackedAdapter | Exception | None:
-        return self._made.get(digest)
+        return self._made[digest]
 
     def _make(self, digest: str) -> PackedAdapter:
         rank, number = (int(part) for part in digest.split("-")[1:])
@@ -59,6 +59,21 @@ class MadeAdapters:
 
     def _normal(self, draw: torch.Generator, *size: int) -> torch.Tensor:
         return torch.randn(*size, generator=draw, device=self._device)
+
+
+class MadeHost:
+    """A host cache of made adapters, ready when they are asked for."""
+
+    def __init__(self, made: MadeAdapters, lay_out: Callable[[PackedAdapter], LaidOut]) -> None:
+        self._made, self._lay_out = made, lay_out
+        self._laid: dict[str, LaidOut] = {}
+
+    def request(self, digest: str) -> None:
+        if digest not in self._laid:
+            self._laid[digest] = self._lay_out(self._made.packed(digest))
+
+    def poll(self, digest: str) -> LaidOut | Exception | None:
+        return self._laid.get(digest)
 
 
 def adapter_ref(number: int, rank: int) -> AdapterRef:
@@ -89,7 +104,9 @@ class LoneEngine:
         base = BaseSpec.from_checkpoint(config.model)
         dtype = getattr(torch, built.base.dtype)
         self._made = MadeAdapters(base, dtype, self.device)
-        self.built: Built[PackedAdapter] = replace(built, adapters=self._made)
+        assert isinstance(built.memory, AdapterMemory)
+        self._host = MadeHost(self._made, built.memory.lay_out)
+        self.built: Built[LaidOut] = replace(built, adapters=self._host)
         self.core = Core(
             config,
             self.built,
@@ -101,9 +118,12 @@ class LoneEngine:
 
     def adapter(self, digest: str) -> PackedAdapter:
         """A made adapter, as the engine got it."""
-        found = self._made.poll(digest)
-        assert isinstance(found, PackedAdapter)
-        return found
+        return self._made.packed(digest)
+
+    def fetch(self, refs: Iterable[AdapterRef]) -> None:
+        """Have adapters in host memory."""
+        for ref in refs:
+            self._host.request(ref.digest)
 
     def submit(
         self, name: str, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None

@@ -19,7 +19,7 @@ from engine.bench.rows import Row
 from engine.bench.setting import Figure, Setting, row
 from engine.bench.shapes import Shape
 from engine.bench.timing import compute_device, compute_dtype, microseconds, require_close
-from engine.graphs import SEGMENT_TILE
+from engine.decode_table import SEGMENT_TILE
 from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.page_size import adapter_pages, page_elements
@@ -57,13 +57,13 @@ class Pages:
         self.table = AdapterTable(spec, self.device)
         placed = AdapterMemory(spec, self.memory, self.table)
         made = MadeAdapters(base_of(shape), self.dtype, self.device)
+        self.table.reserve(rows=adapters, rank=rank)
         self.packed: list[PackedAdapter] = []
         for number in range(adapters):
             digest = adapter_ref(number, rank).digest
-            made.request(digest)
-            packed = made.poll(digest)
-            assert isinstance(packed, PackedAdapter)
-            placed.place(number, packed, range(number * each, (number + 1) * each))
+            packed = made.packed(digest)
+            laid = placed.lay_out(packed)
+            placed.place(number, laid, range(number * each, (number + 1) * each))
             self.packed.append(packed)
 
 

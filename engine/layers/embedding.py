@@ -19,10 +19,14 @@ class Head:
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, H] to float32 logits [B, V]."""
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, H] to float32 logits [B, V], in ``out`` if given."""
         x = x.to(self.linear.dtype)
         if x.is_cuda and isinstance(self.linear, Dense) and self.linear.bias is None:
             # 16-bit logits are too coarse: exact ties occur
-            return torch.mm(x, self.linear.weight.t(), out_dtype=torch.float32)
-        return self.linear(x).float()
+            weight = self.linear.weight.t()
+            if out is not None:
+                return torch.mm(x, weight, out_dtype=torch.float32, out=out)
+            return torch.mm(x, weight, out_dtype=torch.float32)
+        logits = self.linear(x).float()
+        return logits if out is None else out.copy_(logits)

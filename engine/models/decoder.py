@@ -6,6 +6,7 @@ Letters as in ``engine.batch``; H is the hidden size.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -77,6 +78,12 @@ class Decoder:
         self.layers = [Layer(weights, number, table) for number in range(spec.num_layers)]
         self.norm = weights.norm("model.norm")
         self.head = weights.head(self.embedding)
+
+    def shallow(self, layers: int) -> "Decoder":
+        """Its first layers alone: the same kinds of work, less of it."""
+        model = copy(self)
+        model.layers = self.layers[:layers]
+        return model
 
     def __call__(
         self, inputs: StepInputs, kv: Sequence[torch.Tensor], lora: LoraPass | None

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from adapters.errors import (
 )
 from adapters.host_cache import HOLD_S, HostCache
 from adapters.manifest import AdapterManifest
-from adapters.pack import PackedAdapter
+from adapters.pack import PackedAdapter, pack
 from adapters.store import AdapterStore
 from tests.adapters.builders import BASE, config, lora, write_adapter
 
@@ -63,11 +64,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make(store: CountingStore, clock: Clock) -> Iterator[Callable[[int], HostCache]]:
-    made: list[HostCache] = []
+def make(store: CountingStore, clock: Clock) -> Iterator[Callable[[int], HostCache[PackedAdapter]]]:
+    made: list[HostCache[PackedAdapter]] = []
 
-    def cache(budget_bytes: int) -> HostCache:
-        made.append(HostCache(store, BASE, torch.float32, budget_bytes, clock=clock))
+    def cache(budget_bytes: int) -> HostCache[PackedAdapter]:
+        load = partial(pack, base=BASE, dtype=torch.float32)
+        made.append(HostCache(store, load, budget_bytes, clock=clock))
         return made[-1]
 
     yield cache
@@ -83,7 +85,7 @@ def digests(store: CountingStore, tmp_path: Path) -> list[str]:
     ]
 
 
-def wait(cache: HostCache, digest: str) -> PackedAdapter | AdapterError:
+def wait(cache: HostCache[PackedAdapter], digest: str) -> PackedAdapter | AdapterError:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         if (found := cache.poll(digest)) is not None:

@@ -53,8 +53,9 @@ class Rig:
         return [self._free.pop() for _ in range(count)]
 
     def load(self, row: int, packed: PackedAdapter) -> list[int]:
-        pages = self.take(self.adapters.pages_for(packed))
-        self.adapters.place(row, packed, pages)
+        laid = self.adapters.lay_out(packed)
+        pages = self.take(laid.pages)
+        self.adapters.place(row, laid, pages)
         return pages
 
     def launch(self, chunks: Sequence[Chunk]) -> Sequence[Drawn]:

@@ -113,15 +113,15 @@ def test_an_adapter_of_another_shape_is_unusable(rig):
     odd = Factor(torch.zeros(4, 72), torch.zeros(8, 4))
     wrong = replace(packed, factors={**packed.factors, (0, "down_proj"): odd})
     with pytest.raises(AdapterUnusable, match="down_proj"):
-        rig.adapters.pages_for(wrong)
+        rig.adapters.lay_out(wrong)
 
 
 def test_a_rank_whose_blocks_exceed_a_page_is_unusable_not_fatal(rig):
     with pytest.raises(AdapterUnusable, match="larger pages"):
-        rig.adapters.pages_for(random_adapter(rig.spec, 200))
+        rig.adapters.lay_out(random_adapter(rig.spec, 200))
 
 
 def test_the_wrong_number_of_pages_is_refused(rig):
-    packed = random_adapter(rig.spec, 4)
+    laid = rig.adapters.lay_out(random_adapter(rig.spec, 4))
     with pytest.raises(AdapterUnusable, match="pages"):
-        rig.adapters.place(0, packed, [])
+        rig.adapters.place(0, laid, [])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from engine.composition import build_runner
 from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid, ConfigError
 from engine.models.spec import ModelSpec
-from engine.runner import build_runner
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 from tests.engine.peers import expected, tokens, transformers_model
 from tests.engine.rig import Rig, chunk

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adapters.pack import PackedAdapter
 from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
 from engine.bench.alone import MadeAdapters
@@ -28,11 +27,9 @@ WISH = Wish(gpu="h200", context=4096, adapters=200, rank=16)
 def test_an_adapter_takes_the_pages_that_the_engine_gives_it(rank):
     spec, cpu = ModelSpec.read(TINY.config()), torch.device("cpu")
     made = MadeAdapters(base_of(TINY), torch.float32, cpu)
-    made.request(f"made-{rank}-0")
-    packed = made.poll(f"made-{rank}-0")
-    assert isinstance(packed, PackedAdapter)
+    packed = made.packed(f"made-{rank}-0")
     memory = PageMemory(spec, 16, num_pages=1, dtype=torch.float32, device=cpu)
-    taken = AdapterMemory(spec, memory, AdapterTable(spec, cpu)).pages_for(packed)
+    taken = AdapterMemory(spec, memory, AdapterTable(spec, cpu)).lay_out(packed).pages
     assert adapter_pages(spec, rank, page_elements(spec, 16)) == taken
 
 

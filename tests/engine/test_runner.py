@@ -4,12 +4,12 @@ to the row they belong to."""
 import pytest
 import torch
 
+from engine.composition import build_runner
 from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid, ConfigError, OutOfMemory
 from engine.protocol import Sampling
-from engine.runner import build_runner
 from engine.sampling import NOT_FINITE
-from engine.step import StepPlan
+from engine.step import DRAWN, StepPlan
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 from tests.engine.factors import random_adapter
 from tests.engine.rig import GREEDY, Rig, chunk, draw
@@ -200,3 +200,35 @@ def test_an_architecture_we_do_not_serve_is_refused_by_name(tmp_path):
     shape = Shape(extra={"architectures": ["MambaForCausalLM"]})
     with pytest.raises(CheckpointInvalid, match="MambaForCausalLM"):
         build_runner(EngineConfig(model=str(write_checkpoint(tmp_path / "m", shape).path)))
+
+
+ADJUSTED = Sampling(
+    seed=3, temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2,
+    logit_bias=[(7, 2.0)], min_tokens=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3), ADJUSTED])
+def test_a_token_that_is_not_read_yet_computes_and_draws_as_if_it_were(rig, sampling):
+    prompts, read = [tokens(5), tokens(9, seed=1)], {}
+    for ahead in (False, True):
+        pages = [rig.pages(30), rig.pages(30)]
+        outputs = [[], []]
+        for step in range(8):
+            known = [[*p, *o] for p, o in zip(prompts, outputs, strict=True)]
+            chunks = []
+            for i in (0, 1) if step < 4 else (1, 0):  # a row's place changes
+                at = len(known[i]) - 1 if step else 0
+                hidden = ahead and step > 0
+                chunks.append(
+                    chunk(
+                        [DRAWN] if hidden else known[i][at:], pages[i], start=at, adapter=i,
+                        draw=draw(sampling, seed=i, position=step, prompt=prompts[i],
+                                  output=outputs[i][:-1] if hidden else list(outputs[i])),
+                    )
+                )  # fmt: skip
+            for each, drawn in zip(chunks, rig.launch(chunks), strict=True):
+                outputs[each.adapter].append(drawn.token)
+        read[ahead] = outputs
+    assert read[True] == read[False]
+    assert len(set(read[True][0])) > 1

@@ -28,7 +28,7 @@ def engine(path: str, *, pages: int, caching: bool, batched: int) -> LoneEngine:
 
 
 def jobs() -> list[Job]:
-    draw = random.Random(5)  # noqa: S311
+    draw = random.Random(5)
     shared = [draw.randrange(10, 200) for _ in range(48)]
     made: list[Job] = []
     for _ in range(40):

@@ -1,0 +1,191 @@
+"""Loads a model, lays out its memory, makes it ready: composes everything that needs torch."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from adapters.base_spec import BaseSpec
+from adapters.errors import AdapterInvalid, BaseUnreadable
+from adapters.host_cache import HostCache
+from adapters.manifest import AdapterManifest
+from adapters.pack import pack
+from adapters.store import AdapterStore
+from engine.adapter_layout import LaidOut
+from engine.adapter_memory import AdapterMemory
+from engine.adapter_table import AdapterTable
+from engine.adapter_vectors import BaseVectors
+from engine.batch import BatchBuilder
+from engine.bench.setting import known_device
+from engine.built import Built
+from engine.checkpoint import Checkpoint
+from engine.compiling import CompileCount
+from engine.config import EngineConfig
+from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
+from engine.loading import Placement, Weights
+from engine.memory import PoolSize
+from engine.models.decoder import Decoder
+from engine.models.spec import ModelSpec
+from engine.page_memory import PageMemory
+from engine.page_size import page_elements, pages_of_tokens
+from engine.placement import A_ROWS
+from engine.plan import ITEM, Memory, Wish, describe, divide
+from engine.precision import choose_device, choose_dtype
+from engine.protocol import BaseInfo
+from engine.rehearsal import Needs, Rehearsal, Stage
+from engine.runner import ModelRunner
+from engine.stored_weights import of_checkpoint
+
+STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
+RESERVED_ROWS = 512  # of the adapter table, before graphs are captured over it
+log = logging.getLogger(__name__)
+
+
+def build_runner(config: EngineConfig) -> Built[LaidOut]:
+    """Load the model and lay out its memory.
+
+    Raises ConfigError, CheckpointInvalid or OutOfMemory, each with what to change.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    checkpoint = Checkpoint(config.model)
+    spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
+    _check_length(config, spec)
+    device = choose_device(config.device)
+    choice = choose_dtype(config.dtype, spec, device)
+    log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
+    weights = Weights(checkpoint, spec, Placement(device, choice.dtype, config.deterministic))
+    with ThreadPoolExecutor(1) as beside:
+        base = beside.submit(_base_spec, config.model)  # reads the embeddings: some seconds
+        with torch.inference_mode():
+            model = Decoder(weights, positions=config.max_model_len or spec.max_position)
+        weights.finish()
+        return _compose(config, model, weights, base)
+
+
+def _compose(
+    config: EngineConfig, model: Decoder, weights: Weights, fingerprinted: Future[BaseSpec]
+) -> Built[LaidOut]:
+    spec, place = model.spec, weights.place
+    builder = BatchBuilder(config.page_tokens, place.device)
+
+    def memory_of(pages: int) -> PageMemory:
+        return PageMemory(
+            spec, config.page_tokens, num_pages=pages, dtype=place.dtype, device=place.device
+        )
+
+    size = PoolSize(config, spec, place.dtype)
+    pages = _pages(config, size, model, memory_of, builder)
+    memory, table = memory_of(pages), AdapterTable(spec, place.device)
+    runner = ModelRunner(model, memory, table, builder, max_seqs=config.max_num_seqs)
+    compiled = CompileCount()
+    if place.device.type == "cuda":
+        table.reserve(rows=min(RESERVED_ROWS, pages), rank=A_ROWS)
+        if not config.enforce_eager:
+            runner.capture(pages_of_tokens(size.max_model_len(pages), config.page_tokens))
+        compiled.begin()
+    base = fingerprinted.result()
+    adapters = AdapterMemory(spec, memory, table, BaseVectors(model.linears(), place.device))
+
+    def load(manifest: AdapterManifest) -> LaidOut:
+        try:
+            return adapters.lay_out(pack(manifest, base, place.dtype))
+        except AdapterUnusable as error:
+            raise AdapterInvalid([str(error)]) from error
+
+    return Built(
+        runner=runner,
+        memory=adapters,
+        base=BaseInfo(
+            fingerprint=base.fingerprint,
+            architecture=spec.architecture,
+            vocab_size=spec.vocab_size,
+            quantization=weights.quantization,
+            dtype=str(place.dtype).removeprefix("torch."),
+        ),
+        num_pages=pages,
+        max_model_len=size.max_model_len(pages),
+        eos=frozenset(spec.eos_tokens),
+        adapters=_host_cache(config, load),
+        max_step_s=STEP_S if place.device.type == "cuda" else None,
+        ahead=place.device.type == "cuda",
+        compiled=compiled,
+    )
+
+
+def _pages(
+    config: EngineConfig,
+    size: PoolSize,
+    model: Decoder,
+    memory_of: Callable[[int], PageMemory],
+    builder: BatchBuilder,
+) -> int:
+    """Pages of the pool; on CUDA after every kind of pass was tried."""
+    device = model.embedding.table.device
+    if device.type != "cuda":
+        return size.pages(device, 0)
+    weights = torch.cuda.memory_allocated()
+    needs = _rehearse(config, model, memory_of(1), builder)
+    pages = size.pages(device, needs.passes + needs.graphs)
+    log.info("memory\n%s", _plan(config, model.spec, weights, pages))
+    return pages
+
+
+def _plan(config: EngineConfig, spec: ModelSpec, weights: int, pages: int) -> str:
+    """What the memory is for, as ``loratorio plan`` says it; beside the pool, what is measured."""
+    name, total = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
+    budget = int(config.gpu_memory_utilization * total)
+    pool = pages * page_elements(spec, config.page_tokens) * ITEM
+    wish = Wish(
+        gpu=name,
+        context=min(config.max_model_len or spec.max_position, pages * config.page_tokens),
+        adapters=0 if config.adapter_store is None else 1,
+        rank=A_ROWS,
+        page_tokens=config.page_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        utilization=config.gpu_memory_utilization,
+    )
+    memory = Memory(budget, weights, budget - weights - pool)
+    found = divide(
+        spec, wish, memory, known_device(name), of_checkpoint(Path(config.model))[1].precision
+    )
+    return describe(found, wish, measured=True)
+
+
+def _rehearse(
+    config: EngineConfig, model: Decoder, memory: PageMemory, builder: BatchBuilder
+) -> Needs:
+    device = memory.pool.device
+    longest = pages_of_tokens(config.max_model_len or model.spec.max_position, config.page_tokens)
+
+    def stage(layers: int | None) -> Stage:
+        part, table = model.shallow(layers) if layers else model, AdapterTable(model.spec, device)
+        runner = ModelRunner(part, memory, table, builder, max_seqs=config.max_num_seqs)
+        return Stage(runner, table, lambda: runner.graphs(longest))
+
+    return Rehearsal(stage, model.spec, config).play(device)
+
+
+def _check_length(config: EngineConfig, spec: ModelSpec) -> None:
+    if config.max_model_len is not None and config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the model's own {spec.length_limit}"
+        )
+
+
+def _base_spec(path: str) -> BaseSpec:
+    try:
+        return BaseSpec.from_checkpoint(path)
+    except BaseUnreadable as error:
+        raise CheckpointInvalid(str(error)) from error
+
+
+def _host_cache(
+    config: EngineConfig, load: Callable[[AdapterManifest], LaidOut]
+) -> HostCache[LaidOut] | None:
+    if config.adapter_store is None:
+        return None
+    return HostCache(AdapterStore(config.adapter_store), load, config.host_cache_bytes)

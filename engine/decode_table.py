@@ -1,0 +1,100 @@
+"""The host's half of a captured decode pass: a row of int32 for each sequence.
+
+    [rows, COLUMNS + MAXP]   what the columns below say, then the sequence's page table
+
+A row is written whole when a sequence takes it or gets another page, and otherwise only where
+every step moves it, for all rows at once. Segments of adapters use the same rows, one each, from
+the first: they have nothing to do with the sequence of that row. Floats are stored by their bits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.step import NO_ADAPTER, Chunk
+from kernels.philox import uniforms
+
+COLUMNS = 16
+TOKEN, POSITION, SLOT, CONTEXT, START, LENGTH, ADAPTER, SOURCE = range(8)
+TOP_K, TEMPERATURE, TOP_P, MIN_P, UNIFORM = range(8, 13)
+UNUSED = [0] * COLUMNS  # a row past the batch
+UNUSED[SLOT] = UNUSED[SOURCE] = -1
+UNUSED[ADAPTER] = NO_ADAPTER
+SEGMENT_TILE = 16  # rows; the smallest tile of the LoRA kernels
+
+Ints = npt.NDArray[np.int32]
+
+
+class DecodeTable:
+    """Belongs to the engine loop's thread."""
+
+    def __init__(self, max_seqs: int, max_pages: int, page_tokens: int) -> None:
+        self.packed: Ints = np.zeros((max_seqs, COLUMNS + max_pages), dtype=np.int32)
+        self.packed[:, :COLUMNS] = UNUSED
+        self._floats = self.packed.view(np.float32)
+        self._page_tokens = page_tokens
+        self._seeds = [0] * max_seqs
+        self._held: list[tuple[int, int, int] | None] = [None] * max_seqs
+        self._used = 0  # rows of the latest batch
+
+    def fill(self, chunks: Sequence[Chunk], sources: Sequence[int], rows: int) -> int:
+        """Enter chunks of one token that draw, and blank the rows up to ``rows``.
+
+        ``sources``: where each token lies among the last draws, or -1. Returns the columns in use.
+        """
+        count = len(chunks)
+        self._hold(chunks)
+        table, at = self.packed[:count], np.arange(count)
+        start = np.fromiter((chunk.start for chunk in chunks), np.int32, count)
+        page, offset = np.divmod(start, self._page_tokens)
+        table[:, TOKEN] = [chunk.tokens[0] for chunk in chunks]
+        table[:, POSITION] = start
+        table[:, SLOT] = table[at, COLUMNS + page] * self._page_tokens + offset
+        table[:, CONTEXT] = start + 1
+        table[:, SOURCE] = sources
+        self.packed[count:rows, :COLUMNS] = UNUSED
+        self._segment(np.fromiter((chunk.adapter for chunk in chunks), np.int32, count), rows)
+        self._throw(chunks)
+        return COLUMNS + int(page.max()) + 1
+
+    def _hold(self, chunks: Sequence[Chunk]) -> None:
+        for row, chunk in enumerate(chunks):
+            held = (chunk.sequence, len(chunk.pages), chunk.pages[-1])
+            if held != self._held[row]:
+                self._held[row] = held
+                self._write(row, chunk)
+        for row in range(len(chunks), self._used):
+            self._held[row] = None
+        self._used = len(chunks)
+
+    def _write(self, row: int, chunk: Chunk) -> None:
+        assert chunk.draw is not None
+        wanted = chunk.draw.sampling
+        self._seeds[row] = chunk.draw.seed
+        self.packed[row, COLUMNS : COLUMNS + len(chunk.pages)] = chunk.pages
+        self.packed[row, TOP_K] = wanted.top_k
+        self._floats[row, TEMPERATURE] = wanted.temperature
+        self._floats[row, TOP_P] = wanted.top_p
+        self._floats[row, MIN_P] = wanted.min_p
+
+    def _segment(self, adapters: Ints, rows: int) -> None:
+        """Consecutive rows of one adapter, at most a tile of them."""
+        at = np.arange(len(adapters))
+        first = np.ones(len(adapters), dtype=bool)
+        first[1:] = adapters[1:] != adapters[:-1]
+        since = at - np.maximum.accumulate(np.where(first, at, 0))
+        start = np.flatnonzero(since % SEGMENT_TILE == 0)
+        table = self.packed[:rows]
+        table[:, START : ADAPTER + 1] = (0, 0, NO_ADAPTER)
+        table[: len(start), START] = start
+        table[: len(start), LENGTH] = np.diff(start, append=len(adapters))
+        table[: len(start), ADAPTER] = adapters[start]
+
+    def _throw(self, chunks: Sequence[Chunk]) -> None:
+        """The random numbers of rows that are not greedy."""
+        warm = np.flatnonzero(self._floats[: len(chunks), TEMPERATURE] > 0).tolist()
+        if warm:
+            positions = [chunks[row].draw.position for row in warm]
+            seeds = [self._seeds[row] for row in warm]
+            self._floats[warm, UNIFORM] = uniforms(seeds, positions).numpy()

@@ -1,0 +1,130 @@
+"""One engine in a process of its own: what it computes, holds and compiles, as a line of JSON.
+
+    python -m tests.gpu.trial CHECKPOINT --adapters 64
+
+Run by the tests beside it, so that no engine meets the memory of another.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.bench.alone import LoneEngine, Requests, adapter_ref
+from engine.bench.correct import Trial, agreement, trial
+from engine.config import EngineConfig
+from engine.core import Heard
+from engine.pages import Kind, Owner
+from engine.protocol import AdapterRef, Sampling, Submit
+from engine.runner import ModelRunner
+from engine.step import Chunk, StepPlan
+
+MIXED_RANKS = (8, 16, 32, 64)
+LOADED = 128  # sequences
+
+
+def lone_engine(options: argparse.Namespace) -> LoneEngine:
+    return LoneEngine(
+        EngineConfig(
+            model=str(options.checkpoint), max_model_len=options.max_model_len,
+            max_num_seqs=LOADED, max_num_batched_tokens=2048, max_adapter_loads=64,
+            deterministic=options.deterministic, enforce_eager=options.eager,
+        )
+    )  # fmt: skip
+
+
+def full_load_peak(engine: LoneEngine, refs: Sequence[AdapterRef]) -> int:
+    """Bytes of the device in use at most, by anybody, while every sequence place is taken."""
+    for i in range(LOADED):
+        ref = refs[i % len(refs)] if refs else None
+        engine.submit(f"load {i}", engine.random_prompt(100, seed=i), 8, ref)
+    free, total = torch.cuda.mem_get_info()
+    for _ in engine.passes(Requests()):
+        free = min(free, torch.cuda.mem_get_info()[0])
+    return total - free
+
+
+@torch.inference_mode()
+def divergence(engine: LoneEngine, found: Trial) -> float:
+    """Mean Kullback-Leibler divergence of the engine's logits from float32, over all positions.
+
+    The sequences are computed again, whole and in one eager pass, since only this gives every
+    logit and not just the likeliest.
+    """
+    runner, pool, chunks = engine.built.runner, engine.core.pool, []
+    assert isinstance(runner, ModelRunner)
+    for number, (tokens, ref) in enumerate(zip(found.sequences, found.refs, strict=True)):
+        pages = pool.allocate(-(-len(tokens) // 64), Owner(Kind.KV, f"divergence {number}"))
+        assert pages is not None
+        row = -1 if ref is None else engine.core.residency._resident[ref.digest]
+        chunks.append(Chunk(sequence=number, tokens=tokens, start=0, pages=pages, adapter=row))
+    inputs = runner._builder.build(StepPlan(chunks))
+    rows = torch.arange(inputs.tokens.numel(), device=engine.device)
+    inputs = replace(inputs, head_rows=rows)
+    hidden = runner._model(inputs, runner._memory.layers, runner._lora(inputs))
+    total, at = 0.0, 0
+    for expected in found.reference:
+        ours = runner._model.head(hidden[at : at + len(expected)]).log_softmax(-1)
+        truth = expected.log_softmax(-1)
+        total += float((truth.exp() * (truth - ours)).sum())
+        at += len(expected)
+    return total / at
+
+
+def tokens_of(engine: LoneEngine, refs: Sequence[AdapterRef], *, ahead: bool) -> dict[str, Any]:
+    """Sampled, penalised and greedy requests that end by a stop token or a limit."""
+    engine.core._ahead = ahead
+    kinds = (
+        Sampling(temperature=0.0),
+        Sampling(seed=1, temperature=0.9, top_p=0.9, top_k=40),
+        Sampling(seed=2, frequency_penalty=0.5, presence_penalty=0.1, repetition_penalty=1.2),
+    )
+    for i in range(40):
+        submit = Submit(
+            f"{ahead} {i}", "trial", engine.random_prompt(20 + 7 * i, seed=i), 20 + i % 13,
+            sampling=kinds[i % 3], adapter=refs[i % len(refs)] if refs and i % 4 else None,
+            ignore_eos=True, stop_tokens=list(range(0, 1000, 50)), logprobs=3 if i % 5 else None,
+        )  # fmt: skip
+        engine.core.inbox.put(Heard(0, submit))
+    requests = Requests()
+    for _ in engine.passes(requests):
+        pass
+    return {name.split()[1]: tokens for name, tokens in requests.outputs.items()}
+
+
+def report(engine: LoneEngine, options: argparse.Namespace) -> dict[str, object]:
+    refs = [adapter_ref(i, MIXED_RANKS[i % 4]) for i in range(options.adapters)]
+    found: dict[str, object] = {
+        "peak": full_load_peak(engine, refs),
+        "total": torch.cuda.mem_get_info()[1],
+    }
+    serial, ahead = (tokens_of(engine, refs, ahead=each) for each in (False, True))
+    found["as serial"] = sum(ahead[name] == serial[name] for name in serial) / len(serial)
+    found["compiled"] = engine.built.compiled()
+    tried = trial(engine, options.checkpoint, [None, *refs, None])
+    agreed = agreement(tried)
+    found |= {"compared": agreed.compared, "worst": agreed.worst}
+    if options.divergence:
+        found["divergence"] = divergence(engine, tried)
+    return found
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--adapters", type=int, default=0)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--divergence", action="store_true")
+    options = parser.parse_args(argv)
+    print(json.dumps(report(lone_engine(options), options)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
