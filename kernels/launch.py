@@ -5,6 +5,7 @@ interpreter is on (``TRITON_INTERPRET=1``, for tests). All other tensors take th
 """
 
 import functools
+from typing import TypedDict
 
 import torch
 import triton
@@ -74,3 +75,31 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class Chain(TypedDict):
+    """Launch options of a kernel in a chain; see ``chained``."""
+
+    CHAINED: bool
+    launch_pdl: bool
+
+
+def chained(tensor: torch.Tensor) -> Chain:
+    """Options with which a kernel starts while the one before it still runs.
+
+    Where the device can (Hopper and later), the kernel is set up and may read weights before its
+    predecessor has ended. Its side of the bargain, kept wherever CHAINED is true:
+
+    - ``gdc_wait`` before it reads or writes anything but constants. Then all that was launched
+      before it has ended, because each of those kernels waited as well.
+    - ``gdc_launch_dependents`` as soon as the next kernel may take what room is left.
+
+    A kernel launched without these options waits for everything and holds nothing up.
+    """
+    able = not interpreting() and tensor.is_cuda and _capability(tensor.device) >= (9, 0)
+    return {"CHAINED": able, "launch_pdl": able}
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

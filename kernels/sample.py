@@ -7,6 +7,7 @@
     min_p        [B]     float32 in [0, 1]; 0: no limit
     uniform      [B]     float32 in [0, 1)
     token        [B]     int64
+    finite       [B]     bool, where asked for: no logit is NaN or +inf, and one is finite
 
 In this order: logits / temperature; keep those not below the k-th largest; of these keep a token
 if the tokens strictly more likely hold less than top_p of the mass; of these keep a token if its
@@ -14,47 +15,88 @@ probability is at least min_p times the largest. So equal logits are kept or dro
 The token is the first, in vocabulary order, at which the running sum of the kept probabilities
 exceeds ``uniform`` times their total.
 
-A row with NaN, or without a finite logit, yields some token; the caller must check.
+A row that is not finite in that sense yields some token. Minus infinity bars a token.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import next_power_of_2, require, use_triton
-from kernels.tuning import choose
+from kernels.launch import cdiv, chained, next_power_of_2, require, use_triton
+from kernels.tuning import choose, sample_parts
 
 _CANDIDATES = 256  # most likely tokens looked at first on a CPU; beyond them the row is sorted
 
 
 @triton.jit
+def _peaks_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr,
+    best_ptr,
+    where_ptr,
+    V,
+    stride_b,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """The largest logit of a part of a row, NaN if there is one, and the first token with it."""
+    b = tl.program_id(0)
+    part = tl.program_id(1)
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = logits_ptr + b.to(tl.int64) * stride_b
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    where = tl.full((BLOCK,), 0, tl.int32)
+    broken = tl.full((BLOCK,), 0, tl.int32)
+    span = tl.cdiv(tl.cdiv(V, BLOCK), PARTS) * BLOCK
+    for start in range(part * span, tl.minimum((part + 1) * span, V), BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(row + at, mask=at < V, other=-float("inf"))
+        broken |= (value != value).to(tl.int32)
+        where = tl.where(value > best, at, where)
+        best = tl.maximum(best, value)
+    peak = tl.max(best, axis=0)
+    first = tl.min(tl.where(best == peak, where, V), axis=0)
+    peak = tl.where(tl.max(broken, axis=0) > 0, float("nan"), peak)
+    tl.store(best_ptr + b * PARTS + part, peak)
+    tl.store(where_ptr + b * PARTS + part, first)
+
+
+@triton.jit
 def _sample_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
+    best_ptr,
+    where_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
     uniform_ptr,
     token_ptr,
+    finite_ptr,
     V,
     stride_b,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One row. Every pass reads the row anew: it stays in the second-level cache."""
     b = tl.program_id(0)
     row = logits_ptr + b.to(tl.int64) * stride_b
-    offset = tl.arange(0, BLOCK)
-    best = tl.full((BLOCK,), -float("inf"), tl.float32)
-    where = tl.full((BLOCK,), 0, tl.int32)
-    for start in range(0, V, BLOCK):
-        at = start + offset
-        value = tl.load(row + at, mask=at < V, other=-float("inf"))
-        where = tl.where(value > best, at, where)
-        best = tl.maximum(best, value)
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    part = b * PARTS + tl.arange(0, PARTS)
+    best = tl.load(best_ptr + part)
+    where = tl.load(where_ptr + part)
+    fine = tl.min((best == best).to(tl.int32), axis=0) > 0
     peak = tl.max(best, axis=0)
-    token = tl.min(tl.where(best == peak, where, V - 1), axis=0)
+    fine &= (peak < float("inf")) & (peak > -float("inf"))
+    token = tl.minimum(tl.min(tl.where(best == peak, where, V), axis=0), V - 1)
+    tl.store(finite_ptr + b, fine.to(tl.int8))
     temperature = tl.load(temperature_ptr + b)
-    if temperature > 0:
+    if (temperature > 0) & fine:
         top_k = tl.load(top_k_ptr + b)
         top_p = tl.load(top_p_ptr + b)
         floor = tl.load(min_p_ptr + b)
@@ -149,31 +191,62 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    *,
+    finite: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token per row, [B] int64."""
-    B, V = logits.shape
+    """One token per row, [B] int64. Fills ``finite`` where one is given."""
+    B = logits.shape[0]
     require(logits.dtype == torch.float32, f"logits: {logits.dtype} is not float32")
     require(logits.stride(1) == 1, "logits: columns must be contiguous")
+    if finite is None:
+        finite = torch.empty(B, dtype=torch.bool, device=logits.device)
+    columns = (temperature, top_k, top_p, min_p, uniform)
     if not use_triton(logits):
-        return _sample_torch(logits, temperature, top_k, top_p, min_p, uniform)
+        return _sample_torch(logits, *columns, finite)
     token = torch.empty(B, dtype=torch.int64, device=logits.device)
     if B:
-        config = choose("sample", B, logits.device)
-        _sample_kernel[(B,)](
-            logits,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            uniform,
-            token,
-            V,
-            logits.stride(0),
-            BLOCK=min(config.columns, next_power_of_2(V)),
-            num_warps=config.warps,
-            num_stages=config.stages,
-        )
+        _sample_triton(logits, columns, token, finite)
     return token
+
+
+def _sample_triton(
+    logits: torch.Tensor,
+    columns: tuple[torch.Tensor, ...],
+    token: torch.Tensor,
+    finite: torch.Tensor,
+) -> None:
+    B, V = logits.shape
+    config = choose("sample", B, logits.device)
+    block = min(config.columns, next_power_of_2(V))
+    parts = sample_parts(B, cdiv(V, block), logits.device)
+    best = torch.empty((B, parts), dtype=torch.float32, device=logits.device)
+    where = torch.empty((B, parts), dtype=torch.int32, device=logits.device)
+    _peaks_kernel[(B, parts)](
+        logits,
+        best,
+        where,
+        V,
+        logits.stride(0),
+        PARTS=parts,
+        BLOCK=block,
+        num_warps=config.warps,
+        **chained(logits),
+    )
+    _sample_kernel[(B,)](
+        logits,
+        best,
+        where,
+        *columns,
+        token,
+        finite.view(torch.int8),
+        V,
+        logits.stride(0),
+        PARTS=parts,
+        BLOCK=block,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **chained(logits),
+    )
 
 
 def _sample_torch(
@@ -183,8 +256,10 @@ def _sample_torch(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    finite: torch.Tensor,
 ) -> torch.Tensor:
-    token = logits.argmax(dim=1)  # the first of several largest
+    peak, token = logits.max(dim=1)  # the first of several largest; NaN where there is one
+    finite.copy_(peak.isfinite())
     draws = zip(
         temperature.tolist(),
         top_k.tolist(),
@@ -193,8 +268,10 @@ def _sample_torch(
         uniform.tolist(),
         strict=True,
     )
-    for row, (heat, k, p, floor, number) in enumerate(draws):
-        if heat > 0:
+    for row, (fine, (heat, k, p, floor, number)) in enumerate(
+        zip(finite.tolist(), draws, strict=True)
+    ):
+        if heat > 0 and fine:
             values = logits[row]
             weights = torch.sub(values, values[token[row]]).div_(heat).exp_()
             dropped = weights < floor
@@ -204,7 +281,7 @@ def _sample_torch(
             sums = weights.masked_fill_(dropped, 0.0).cumsum(0, dtype=torch.float64)
             index = torch.searchsorted(sums, sums[-1] * number, right=True)
             token[row] = torch.minimum(index, torch.searchsorted(sums, sums[-1]))
-    return token.clamp_(max=logits.shape[1] - 1)  # the sums of a row with NaN lead past its end
+    return token
 
 
 def _bound_torch(

@@ -47,7 +47,7 @@ _ANY: Mapping[str, Table] = {
     ),
     "ragged_prefill_deterministic": ((UNLIMITED, Config(rows=64, columns=64, stages=2)),),
     "lora_shrink": ((UNLIMITED, Config(rows=16, columns=16, depth=256)),),
-    "sample": ((UNLIMITED, Config(rows=1, columns=4096, warps=16)),),
+    "sample": ((UNLIMITED, Config(rows=1, columns=4096, warps=8)),),
     "lora_expand": ((UNLIMITED, Config(rows=16, columns=128, depth=16)),),
 }
 
@@ -97,3 +97,9 @@ def decode_splits(sequences: int, heads: int, pages: int, device: torch.device) 
     """
     wanted = round(3 * multiprocessors(device) / max(1, sequences * heads))
     return max(1, min(wanted, 64, pages))
+
+
+def sample_parts(rows: int, blocks: int, device: torch.device) -> int:
+    """Parts of a row of logits that are looked at side by side: a power of two."""
+    wanted = 2 * multiprocessors(device) // max(1, rows)
+    return 1 << max(0, min(wanted, blocks, 32).bit_length() - 1)

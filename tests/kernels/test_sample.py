@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from kernels import sample as module
 from kernels.philox import uniforms
 from kernels.sample import sample, sample_reference
 from tests.kernels.pools import generator
@@ -116,13 +117,33 @@ def test_a_row_does_not_depend_on_its_neighbours(device):
         assert alone.tolist() == together[row : row + 1].tolist()
 
 
-def test_a_broken_row_yields_some_token_and_leaves_the_others_alone(device):
-    rows = logits(3, device)
-    good = sample(rows, *settings(3, device)).tolist()
-    rows[1] = float("nan")
-    tokens = sample(rows, *settings(3, device)).tolist()
-    assert tokens[::2] == good[::2]
-    assert 0 <= tokens[1] < VOCABULARY
+@pytest.mark.parametrize("parts", [1, 4, 16])
+def test_a_row_looked_at_in_parts_gives_the_same_tokens(parts, device, monkeypatch):
+    monkeypatch.setattr(module, "sample_parts", lambda *_: parts)
+    rows = logits(4, device, vocabulary=9000)
+    rows[0, [5, 8999]] = 50.0
+    rows[1, [8999, 4096]] = 50.0
+    arguments = settings(4, device, temperature=[0.0, 0.0, 1.0, 0.7], top_p=0.9)
+    assert sample(rows, *arguments).tolist() == sample_reference(rows, *arguments).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 9000])
+def test_rows_that_are_not_finite_are_told_and_leave_the_others_alone(
+    vocabulary, temperature, device
+):
+    rows = logits(6, device, vocabulary=vocabulary)
+    arguments = settings(6, device, temperature=temperature)
+    good = sample(rows, *arguments).tolist()
+    rows[1, vocabulary - 2] = float("nan")
+    rows[2] = float("nan")
+    rows[3, 17] = float("inf")
+    rows[4] = -float("inf")
+    finite = torch.zeros(6, dtype=torch.bool, device=device)
+    tokens = sample(rows, *arguments, finite=finite).tolist()
+    assert finite.tolist() == [True, False, False, False, False, True]
+    assert tokens[::5] == good[::5]
+    assert all(0 <= token < vocabulary for token in tokens)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 4096, 4097])
