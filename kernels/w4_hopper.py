@@ -12,11 +12,18 @@ left operand, so that dequantised weights never pass through shared memory. The 
 by full and empty barriers; scales are loaded a block ahead. Sixteen rows are the smallest tile the
 tensor cores take on this side, so one row costs what sixteen do.
 
-Two blocks of 64 columns per group and 128 rows give wrong sums now and then, whatever the order of
-the copies, waits and stores; the cause is not found, so that pair is not offered.
+A stage of words is freed after the first product that used them, not after the load that read
+them: the load may still be under way when the barrier is passed, and the copy that refills the
+stage does not queue behind it.
+
+Two blocks of 64 columns per group and 128 rows gave wrong sums now and then before that was so;
+the pair is not offered until it has been tried again.
 
 Splitting K gives a small problem enough programs; the planes are summed by whoever reads them, in
-a fixed order, so results do not depend on timing.
+a fixed order, so results do not depend on timing. A bias is part of the first plane.
+
+The kernel is one of a chain (``launch.chained``): weights and scales are on their way before the
+kernel that computes x has ended, and only the copies of x wait for it.
 
 A 4-bit code becomes a float by writing it in the mantissa of a constant: 1024 + q in fp16
 (0x6400), 128 + q in bf16 (0x4300), both exact; subtracting the biased zero is exact as well.
@@ -36,7 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.launch import multiprocessors, require
+from kernels.launch import chained, multiprocessors, require
 
 TILE = 128  # columns of a stored tile
 BLOCK_K = 256  # rows of W in a stored tile
@@ -76,6 +83,22 @@ _FP16 = _planes("0x64006400", (0, 0, 8, 8), (_LOW, _HIGH) * 2)  # 1024 + q, 1024
 
 
 @gluon.jit
+def _wait():  # type: ignore[no-untyped-def]
+    """For the end of the kernel before, and for all it wrote."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _release():  # type: ignore[no-untyped-def]
+    """The kernel after this one may begin."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _dequantise(words, j: gl.constexpr, meta, DTYPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Slab j of a word tile [64, 64] times its scales; meta [64] holds scale and biased zero."""
     scale = gl.expand_dims((meta & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True), 1)
@@ -98,9 +121,12 @@ def _dequantise(words, j: gl.constexpr, meta, DTYPE: gl.constexpr):  # type: ign
 @gluon.jit
 def _copy_weights(  # type: ignore[no-untyped-def]
     w_desc, ring, full, empty, first, stride, BLOCKS,
-    TILES: gl.constexpr, STAGES: gl.constexpr,
+    TILES: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
-    """Producer: stage s of the ring gets TILES neighbouring word tiles of one block of K."""
+    """Producer: stage s of the ring gets TILES neighbouring word tiles of one block of K.
+
+    The next kernel may begin when all is asked for: earlier, it would take bandwidth from this one.
+    """
     for i in range(BLOCKS):
         s = i % STAGES
         mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
@@ -110,11 +136,18 @@ def _copy_weights(  # type: ignore[no-untyped-def]
             tma.async_copy_global_to_shared(
                 w_desc, [row, 0], full.index(s), ring.index(s * TILES + t)
             )
+    if CHAINED:
+        _release()
 
 
 @gluon.jit
-def _copy_x(x_desc, ring, full, empty, m0, k0, BLOCKS, BM: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+def _copy_x(  # type: ignore[no-untyped-def]
+    x_desc, ring, full, empty, m0, k0, BLOCKS,
+    BM: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr,
+):  # fmt: skip
     """Producer: one [BM, 64] slice of x per stage; rows past M arrive as zeros."""
+    if CHAINED:
+        _wait()
     for t in range(BLOCKS * 4):
         s = t % STAGES
         mbarrier.wait(empty.index(s), ((t // STAGES) & 1) ^ 1)
@@ -143,14 +176,18 @@ def _store(acc, out, n0, m0, M, N, BM: gl.constexpr):  # type: ignore[no-untyped
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, out, group0, n0, m0, M, N, BLOCKS,
+    rings, meta, bias, out, where,
     WHO: gl.constexpr, BM: gl.constexpr, NBLK: gl.constexpr, TILES: gl.constexpr,
-    WST: gl.constexpr, XST: gl.constexpr, SPAN: gl.constexpr,
+    WST: gl.constexpr, XST: gl.constexpr, SPAN: gl.constexpr, HAS_BIAS: gl.constexpr,
+    CHAINED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dequantise NBLK blocks of 64 columns and multiply, block after block of K.
 
-    SPAN is how many slabs of 64 rows share a scale: 1, 2, 4, or 0 when all of K does.
+    SPAN is how many slabs of 64 rows share a scale: 1, 2, 4, or 0 when all of K does. The bias
+    is added to the first part of K.
     """
+    w_ring, x_ring, w_full, w_empty, x_full, x_empty = rings
+    part, group0, n0, m0, M, N, BLOCKS = where
     DTYPE: gl.constexpr = x_ring.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16]
@@ -164,6 +201,11 @@ def _consume(  # type: ignore[no-untyped-def]
     pointer = meta + group0.to(gl.int64) * N + column
     acc0 = gl.zeros((64, BM), gl.float32, layout=mma)
     acc1 = acc0
+    if HAS_BIAS:
+        own = bias + n0 + COLUMN + gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
+        acc0 += gl.expand_dims(gl.load(own, mask=part == 0, other=0.0).to(gl.float32), 1)
+        if NBLK == 2:
+            acc1 += gl.expand_dims(gl.load(own + 64, mask=part == 0, other=0.0).to(gl.float32), 1)
     a0 = gl.load(pointer)
     b0 = a0
     if NBLK == 2:
@@ -203,7 +245,6 @@ def _consume(  # type: ignore[no-untyped-def]
         w1 = w0
         if NBLK == 2:
             w1 = tile.slice(ROW + 64, 64, 0).load(left)
-        mbarrier.arrive(w_empty.index(s), count=1)
         for j in gl.static_range(4):
             t = i * 4 + j
             if STEP == 4:
@@ -231,6 +272,10 @@ def _consume(  # type: ignore[no-untyped-def]
             else:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
             mbarrier.arrive(x_empty.index(xs), count=1)
+            if j == 0:  # the words are in registers for sure once a product has used all of them
+                mbarrier.arrive(w_empty.index(s), count=1)
+    if CHAINED:
+        _wait()
     _store(acc0, out, n0 + COLUMN, m0, M, N, BM)
     if NBLK == 2:
         _store(acc1, out, n0 + COLUMN + 64, m0, M, N, BM)
@@ -238,9 +283,10 @@ def _consume(  # type: ignore[no-untyped-def]
 
 @gluon.jit(do_not_specialize=["M", "K_BLOCKS", "PART"])
 def _w4_kernel(  # type: ignore[no-untyped-def]
-    x_desc, w_desc, meta, out, M, N, K_BLOCKS, PART,
+    x_desc, w_desc, meta, bias, out, M, N, K_BLOCKS, PART,
     BM: gl.constexpr, GROUPS: gl.constexpr, NBLK: gl.constexpr, WST: gl.constexpr,
     XST: gl.constexpr, SPAN: gl.constexpr, REGISTERS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
     TILES: gl.constexpr = GROUPS * NBLK // 2  # word tiles side by side
     BN: gl.constexpr = GROUPS * NBLK * 64
@@ -270,14 +316,16 @@ def _w4_kernel(  # type: ignore[no-untyped-def]
     if SPAN > 0:
         group0 = block0 * (4 // SPAN)
     plane = out + part.to(gl.int64) * M * N
+    rings = (w_ring, x_ring, w_full, w_empty, x_full, x_empty)
+    where = (part, group0, n0, m0, M, N, BLOCKS)
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 0, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (rings, meta, bias, plane, where, 0, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
                 (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
-                                 TILES, WST)),
-                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST)),
+                                 TILES, WST, CHAINED)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST, CHAINED)),
             ],
             [1, 1],
             [24, 24],
@@ -285,13 +333,13 @@ def _w4_kernel(  # type: ignore[no-untyped-def]
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 0, BM, NBLK, TILES, WST, XST, SPAN)),
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 1, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (rings, meta, bias, plane, where, 0, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
+                (_consume, (rings, meta, bias, plane, where, 1, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
                 (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
-                                 TILES, WST)),
-                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST)),
+                                 TILES, WST, CHAINED)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST, CHAINED)),
             ],
             [4, 1, 1],
             [REGISTERS, 24, 24],
@@ -299,17 +347,17 @@ def _w4_kernel(  # type: ignore[no-untyped-def]
     else:
         gl.warp_specialize(
             [
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 0, BM, NBLK, TILES, WST, XST, SPAN)),
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 1, BM, NBLK, TILES, WST, XST, SPAN)),
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 2, BM, NBLK, TILES, WST, XST, SPAN)),
-                (_consume, (w_ring, x_ring, w_full, w_empty, x_full, x_empty, meta, plane, group0,
-                            n0, m0, M, N, BLOCKS, 3, BM, NBLK, TILES, WST, XST, SPAN)),
+                (_consume, (rings, meta, bias, plane, where, 0, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
+                (_consume, (rings, meta, bias, plane, where, 1, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
+                (_consume, (rings, meta, bias, plane, where, 2, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
+                (_consume, (rings, meta, bias, plane, where, 3, BM, NBLK, TILES, WST, XST, SPAN,
+                            HAS_BIAS, CHAINED)),
                 (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
-                                 TILES, WST)),
-                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST)),
+                                 TILES, WST, CHAINED)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST, CHAINED)),
             ],
             [4, 4, 4, 1, 1],
             [REGISTERS, REGISTERS, REGISTERS, 24, 24],
@@ -320,12 +368,12 @@ def choose_tile(rows: int, columns: int, blocks: int, device: torch.device) -> T
     """The tile for M rows, Np columns and so many blocks of K.
 
     One tile shape per bucket of rows was the fastest, or within 2 % of it, on every shape measured
-    (NOTES.md); K is split until two programs per multiprocessor are busy, or one where a program
-    fills a multiprocessor's registers.
+    (NOTES.md); K is split until three programs per multiprocessor are busy for the fewest rows, two
+    for more, or one where a program fills a multiprocessor's registers.
     """
     bucket, tile = next((b, t) for b, t in _TILES if rows <= b or b == _TILES[-1][0])
     programs = columns // tile.columns * -(-rows // bucket)
-    wanted = multiprocessors(device) * (1 if bucket >= 128 else 2)
+    wanted = multiprocessors(device) * (3 if bucket <= 16 else 2 if bucket <= 64 else 1)
     splits = max(1, min(round(wanted / programs), blocks // 2, 16))
     part = -(-blocks // splits)
     return replace(tile, splits=-(-blocks // part))
@@ -334,7 +382,7 @@ def choose_tile(rows: int, columns: int, blocks: int, device: torch.device) -> T
 _TILES = (
     (16, Tile(rows=16, groups=1, blocks=2, weight_stages=2, x_stages=4, cap=80)),
     (32, Tile(rows=32, groups=1, blocks=2, weight_stages=3, x_stages=4, cap=128)),
-    (64, Tile(rows=64, groups=2, blocks=1, weight_stages=4, x_stages=4, registers=104, cap=80)),
+    (64, Tile(rows=64, groups=2, blocks=1, weight_stages=3, x_stages=4, registers=104, cap=80)),
     (128, Tile(rows=128, groups=2, blocks=1, weight_stages=4, x_stages=8, registers=232)),
     (256, Tile(rows=256, groups=2, blocks=1, weight_stages=3, x_stages=4, registers=232)),
 )
@@ -378,11 +426,13 @@ def w4_planes(
     tile: Tile,
     *,
     group: int,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; see the module docstring for shapes.
 
     Args:
+        bias: [Np], added to the first plane.
         out: contiguous memory for the result when ``tile.splits`` is 1.
 
     Returns:
@@ -396,17 +446,19 @@ def w4_planes(
     require(N % tile.columns == 0, f"tile: {tile.columns} columns do not divide {N}")
     part = -(-k_blocks // tile.splits)
     require(part * (tile.splits - 1) < k_blocks, f"tile: {tile.splits} parts of {k_blocks} blocks")
-    if out is None or tile.splits > 1:
+    if out is not None and tile.splits == 1:
+        planes = out.view(1, M, N)
+    else:
         dtype = x.dtype if tile.splits == 1 else torch.float32
-        out = torch.empty((tile.splits, M, N), dtype=dtype, device=x.device)
+        planes = torch.empty((tile.splits, M, N), dtype=dtype, device=x.device)
     x_desc = TensorDescriptor.from_tensor(x, [tile.rows, SLAB], LAYOUT)
     w_desc = TensorDescriptor.from_tensor(words.view(-1, SLAB), [TILE, SLAB], LAYOUT)
     grid = (-(-M // tile.rows), N // tile.columns, tile.splits)
     options = {"maxnreg": tile.cap} if tile.cap else {}
     _w4_kernel[grid](
-        x_desc, w_desc, meta, out, M, N, k_blocks, part,
+        x_desc, w_desc, meta, meta if bias is None else bias, planes, M, N, k_blocks, part,
         BM=tile.rows, GROUPS=tile.groups, NBLK=tile.blocks, WST=tile.weight_stages,
         XST=tile.x_stages, SPAN=span_of(group, K), REGISTERS=tile.registers,
-        num_warps=4, **options,
+        HAS_BIAS=bias is not None, num_warps=4, **options, **chained(x),
     )  # fmt: skip
-    return out
+    return planes

@@ -7,6 +7,7 @@ import torch
 
 from kernels.launch import KernelArgumentError
 from kernels.matmul_w4a16 import dequantize_w4, pack_w4
+from kernels.rms_norm import rms_norm
 from kernels.w4_hopper import Tile, choose_tile, pack_meta, w4_planes
 
 hopper = pytest.mark.skipif(
@@ -44,9 +45,10 @@ def integers(inputs, outputs, rows, group, dtype, seed=0):
     return x, weight
 
 
-def product(x, weight, tile):
+def product(x, weight, tile, bias=None):
     meta = pack_meta(weight.scales, weight.zeros)
-    return w4_planes(x, weight.words, meta, tile, group=weight.group).float().sum(0)
+    planes = w4_planes(x, weight.words, meta, tile, group=weight.group, bias=bias)
+    return planes.float().sum(0)
 
 
 @hopper
@@ -62,6 +64,40 @@ def test_integers_come_out_exact(tile, rows, dtype):
 
 
 @hopper
+@pytest.mark.parametrize("group", [128, 1280])
+@pytest.mark.parametrize("name", ["16x128 one group", "64x256 two groups", "128x128"])
+def test_a_bias_counts_once(name, group):
+    x, weight = integers(1280, 768, 17, group, torch.float16)
+    bias = torch.arange(768, device="cuda").half()
+    want = x.float() @ dequantize_w4(weight, dtype=torch.float32) + bias.float()
+    for splits in (1, 3):
+        got = product(x, weight, replace(TILES[name], splits=splits), bias)
+        assert torch.equal(got, want if splits > 1 else want.half().float())
+
+
+@hopper
+def test_a_chain_reads_what_the_kernel_before_it_wrote(monkeypatch):
+    """Each product's x is the sum of the planes before it: a kernel that starts early shows."""
+    monkeypatch.undo()  # filling new memory would come between the kernels
+    x, weight = integers(1024, 1024, 16, 128, torch.float16)
+    tile = replace(TILES["16x128 one group"], splits=4)
+    meta = pack_meta(weight.scales, weight.zeros)
+
+    def chain(wait):
+        y = x
+        for _ in range(20):
+            planes = w4_planes(y, weight.words, meta, tile, group=128)
+            wait()
+            y = rms_norm(planes, torch.ones(1024, device="cuda"), 1e-5, out=torch.empty_like(x))
+            wait()
+        return y
+
+    want = chain(torch.cuda.synchronize)
+    for _ in range(50):
+        assert torch.equal(chain(lambda: None), want)
+
+
+@hopper
 @pytest.mark.parametrize("group", [64, 128, 256, 1024])
 def test_every_group_size_reads_its_own_scales(group):
     tile = TILES["64x256 two groups"]
@@ -71,14 +107,18 @@ def test_every_group_size_reads_its_own_scales(group):
 
 
 @hopper
-@pytest.mark.parametrize("name", ["16x128 one group", "64x256 two groups", "128x128", "256x128"])
-def test_a_thousand_runs_give_the_same_bits(name):
-    x, weight = integers(4096, 1024, 256, 128, torch.float16, seed=3)
+@pytest.mark.parametrize("rows", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(("inputs", "outputs"), [(4096, 28672), (4096, 1024)])
+def test_thousands_of_runs_give_the_same_bits(inputs, outputs, rows):
+    """Many programs at once and a ring in full use: a slot freed too early shows here."""
+    x, weight = integers(inputs, outputs, rows, 128, torch.float16, seed=3)
     meta = pack_meta(weight.scales, weight.zeros)
-    first = w4_planes(x, weight.words, meta, TILES[name], group=128)
-    for _ in range(1000):
-        again = w4_planes(x, weight.words, meta, TILES[name], group=128)
-        assert torch.equal(first, again)
+    tile = choose_tile(rows, outputs, inputs // 256, x.device)
+    first = w4_planes(x, weight.words, meta, tile, group=128)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(3000):
+        differing += (w4_planes(x, weight.words, meta, tile, group=128) != first).any()
+    assert int(differing) == 0
 
 
 @hopper
