@@ -13,7 +13,8 @@ bf16, 1024 + q in fp16. Both are exact, as is subtracting the zero from them. Th
 weights are scaled (one rounding each), or (POST) the float32 sums over each group.
 
 K is split into parts when there are few tiles; their float32 sums go to planes [parts, M, N],
-which a second kernel adds in order. Above DEQUANTIZE_ABOVE rows W is dequantised once and the
+which are added in order: by a second kernel, or by the op that takes y (``matmul_w4a16_parts``).
+Above DEQUANTIZE_ABOVE rows W is dequantised once and the
 product is dense.
 """
 
@@ -24,11 +25,18 @@ import triton
 import triton.language as tl
 
 from kernels import w4_hopper
-from kernels.launch import cdiv, compute_type, interpreting, require, use_triton
+from kernels.launch import cdiv, chained, compute_type, interpreting, require, use_triton
 from kernels.tuning import DEQUANTIZE_ABOVE, Config, choose, matmul_splits
 from kernels.w4_weight import TILE_N, W4Weight, dequantize_w4, pack_w4
 
-__all__ = ["W4Weight", "dequantize_w4", "matmul_w4a16", "matmul_w4a16_reference", "pack_w4"]
+__all__ = [
+    "W4Weight",
+    "dequantize_w4",
+    "matmul_w4a16",
+    "matmul_w4a16_parts",
+    "matmul_w4a16_reference",
+    "pack_w4",
+]
 
 DETERMINISTIC_ROWS = 64  # the tile whose way of cutting K serves every number of rows
 _ROWS_AT_ONCE = 512  # in deterministic mode, whose planes would be large for a long prompt
@@ -142,10 +150,14 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < N
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     acc = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(PARTS):
         acc += tl.load(planes_ptr + (part * M + m) * N + n, mask=inside, other=0.0)
@@ -211,7 +223,7 @@ def matmul_w4a16(
     if not use_triton(x) or (M > DEQUANTIZE_ABOVE and not deterministic):
         dense = _dense(w, x.dtype)
         return y.copy_(torch.nn.functional.linear(x, dense, bias))
-    if w.meta is not None and x.dtype == w.scales.dtype:
+    if _on_hopper(x, w, deterministic):
         return _multiply_hopper(x, w, bias, y, deterministic)
     step = _ROWS_AT_ONCE if deterministic else max(M, 1)
     for first in range(0, M, step):
@@ -220,21 +232,49 @@ def matmul_w4a16(
     return y
 
 
-def _multiply_hopper(
-    x: torch.Tensor, w: W4Weight, bias: torch.Tensor | None, y: torch.Tensor, deterministic: bool
+def matmul_w4a16_parts(
+    x: torch.Tensor,
+    w: W4Weight,
+    *,
+    bias: torch.Tensor | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """x @ W + bias as addends [P, M, N]: float32, or of the type of x where P is 1."""
+    if w.perm is None and _on_hopper(x, w, deterministic) and x.shape[0]:
+        return _hopper_planes(x, w, bias, None, deterministic)
+    return matmul_w4a16(x, w, bias=bias, deterministic=deterministic).unsqueeze(0)
+
+
+def _on_hopper(x: torch.Tensor, w: W4Weight, deterministic: bool) -> bool:
+    few = x.shape[0] <= DEQUANTIZE_ABOVE or deterministic
+    return few and use_triton(x) and w.meta is not None and x.dtype == w.scales.dtype
+
+
+def _hopper_planes(
+    x: torch.Tensor,
+    w: W4Weight,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    deterministic: bool,
 ) -> torch.Tensor:
     """In deterministic mode one tile serves any number of rows, so that K is cut the same way."""
     assert w.meta is not None
-    M, N = x.shape[0], w.columns
-    if M == 0:
+    rows = DETERMINISTIC_ROWS if deterministic else x.shape[0]
+    tile = w4_hopper.choose_tile(rows, w.columns, w.words.shape[1], x.device)
+    return w4_hopper.w4_planes(
+        x.contiguous(), w.words, w.meta, tile, group=w.group, bias=bias, out=out
+    )
+
+
+def _multiply_hopper(
+    x: torch.Tensor, w: W4Weight, bias: torch.Tensor | None, y: torch.Tensor, deterministic: bool
+) -> torch.Tensor:
+    if x.shape[0] == 0:
         return y
-    rows = DETERMINISTIC_ROWS if deterministic else M
-    tile = w4_hopper.choose_tile(rows, N, w.words.shape[1], x.device)
-    direct = tile.splits == 1 and bias is None and y.is_contiguous()
-    into = y if direct else None
-    x = x.contiguous()
-    planes = w4_hopper.w4_planes(x, w.words, w.meta, tile, group=w.group, out=into)
-    return y if direct else _sum_planes(planes, bias, y)
+    planes = _hopper_planes(x, w, bias, y if y.is_contiguous() else None, deterministic)
+    if planes.shape[0] > 1:
+        return _sum_planes(planes, None, y)
+    return y if planes.data_ptr() == y.data_ptr() else y.copy_(planes[0])
 
 
 def _sum_planes(planes: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
@@ -250,6 +290,7 @@ def _sum_planes(planes: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor
         PARTS=parts,
         BLOCK=block,
         HAS_BIAS=bias is not None,
+        **chained(y),
     )
     return y
 

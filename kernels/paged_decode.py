@@ -21,6 +21,7 @@ from kernels import tiled_attention
 from kernels.launch import (
     MIN_DOT,
     cdiv,
+    chained,
     compute_type,
     next_power_of_2,
     require,
@@ -29,6 +30,7 @@ from kernels.launch import (
 from kernels.tuning import choose, decode_splits
 
 _LOG2_E = 1.4426950408889634
+_PARTS = 16  # of a context, joined at once
 _SPAN = 8  # tiles of keys in a part when the result must not depend on the batch
 
 
@@ -60,6 +62,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CT: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One part of the keys of one sequence, for the query heads of one key head.
 
@@ -68,6 +71,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     """
     b = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     length = tl.load(context_lens_ptr + b)
     lo, hi = _part(length, tl.program_id(2), WINDOW, SPLITS, SPAN, BLOCK_N)
     if lo < hi:
@@ -138,6 +144,20 @@ def _part(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _parts_used(  # type: ignore[no-untyped-def]
+    length, WINDOW: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """How many parts have keys, or could have: the ones after them are empty."""
+    end = tl.cdiv(length, BLOCK_N)
+    if SPAN == 0:
+        if WINDOW > 0:
+            end -= tl.maximum(length - WINDOW, 0) // BLOCK_N
+        return tl.cdiv(end, tl.cdiv(end, SPLITS))
+    else:
+        return tl.cdiv(end, SPAN)
+
+
+@triton.jit
 def _combine_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
     lse_ptr,
@@ -152,28 +172,36 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     SPAN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
-    """Join the parts of one query head in order, so that unused parts change nothing."""
+    """Join the parts of one query head, BLOCK_S at a time, so that unused parts change nothing."""
     b = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     length = tl.load(context_lens_ptr + b)
     if length > 0:
         d = tl.arange(0, BLOCK_D)
-        top = tl.full((1,), -1e30, tl.float32)
-        total = tl.zeros((1,), tl.float32)
+        top = -1e30
+        total = 0.0
         acc = tl.zeros((BLOCK_D,), tl.float32)
-        for part in range(SPLITS):
+        used_parts = _parts_used(length, WINDOW, SPLITS, SPAN, BLOCK_N)
+        for start in range(0, used_parts, BLOCK_S):
+            part = start + tl.arange(0, BLOCK_S)
             lo, hi = _part(length, part, WINDOW, SPLITS, SPAN, BLOCK_N)
-            if lo < hi:
-                at = (b * SPLITS + part) * tl.num_programs(1) + head
-                lse = tl.load(lse_ptr + at + tl.arange(0, 1))
-                value = tl.load(parts_ptr + at * D + d, mask=d < D, other=0.0)
-                peak = tl.maximum(top, lse)
-                decay = tl.exp2(top - peak)
-                weight = tl.exp2(lse - peak)
-                total = total * decay + weight
-                acc = acc * decay + value * weight
-                top = peak
+            used = (part < SPLITS) & (lo < hi)
+            at = (b * SPLITS + part) * tl.num_programs(1) + head
+            lse = tl.load(lse_ptr + at, mask=used, other=-1e30)
+            mine = used[:, None] & (d < D)[None, :]
+            value = tl.load(parts_ptr + at[:, None] * D + d[None, :], mask=mine, other=0.0)
+            peak = tl.maximum(top, tl.max(lse, axis=0))
+            decay = tl.exp2(top - peak)
+            weight = tl.where(used, tl.exp2(lse - peak), 0.0)
+            total = total * decay + tl.sum(weight, axis=0)
+            acc = acc * decay + tl.sum(value * weight[:, None], axis=0)
+            top = peak
         row = tl.load(rows_ptr + b).to(tl.int64)
         to = out_ptr + row * stride_ot + head * stride_oh + d
         tl.store(to, (acc / total).to(out_ptr.dtype.element_ty), mask=d < D)
@@ -267,6 +295,7 @@ def _paged_decode_triton(
         num_warps=config.warps,
         num_stages=config.stages,
         **shape,
+        **chained(q),
     )
     if splits > 1:
         _combine_kernel[(B, QH)](
@@ -278,8 +307,10 @@ def _paged_decode_triton(
             out.stride(0),
             out.stride(1),
             BLOCK_D=block_d,
-            num_warps=1,
+            BLOCK_S=_PARTS,
+            num_warps=4,
             **shape,
+            **chained(q),
         )
 
 

@@ -3,19 +3,20 @@
     r = residual + x                        (only with a residual; rounded to its type)
     y = r / sqrt(mean(r^2) + eps) * weight
 
-    x         [T, H]   any float type, contiguous columns
+    x         [T, H]   any float type, contiguous columns; or [P, T, H], addends of x in planes
     weight    [H]
     residual  [T, H]   updated in place to r
-    y         [T, H]   of the type of x
+    rows      [R]      integers: only these rows are taken, and residual is left as it is
+    y         [T, H]   or [R, H], of the type of x, or of residual where x comes in planes
 
-The mean and the product are taken in float32 and rounded once.
+The addends of x, the mean and the product are taken in float32 and rounded once.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import next_power_of_2, require, use_triton
+from kernels.launch import chained, next_power_of_2, require, use_triton
 
 
 @triton.jit
@@ -23,29 +24,44 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
     weight_ptr,
+    rows_ptr,
     y_ptr,
+    stride_part,
     stride_x,
     stride_residual,
     stride_y,
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    to = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     inside = col < H
-    x = tl.load(x_ptr + row * stride_x + col, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = to
+    if HAS_ROWS:
+        row = tl.load(rows_ptr + to).to(tl.int64)
+    x = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(PARTS):
+        at = x_ptr + part * stride_part + row * stride_x + col
+        x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         at = residual_ptr + row * stride_residual + col
         total = tl.load(at, mask=inside, other=0.0).to(tl.float32) + x
         rounded = total.to(residual_ptr.dtype.element_ty)
-        tl.store(at, rounded, mask=inside)
+        if not HAS_ROWS:
+            tl.store(at, rounded, mask=inside)
         x = rounded.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=0) / H + eps)
-    weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
     y = (x * rstd * weight).to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + row * stride_y + col, y, mask=inside)
+    tl.store(y_ptr + to * stride_y + col, y, mask=inside)
 
 
 def rms_norm(
@@ -54,32 +70,40 @@ def rms_norm(
     eps: float,
     *,
     residual: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise the rows of x (or of residual + x, which is stored in residual)."""
-    T, H = x.shape
-    require(x.stride(1) == 1, "x: columns must be contiguous")
+    T, H = x.shape[-2:]
+    require(x.stride(-1) == 1, "x: columns must be contiguous")
     require(weight.shape == (H,), f"weight: {tuple(weight.shape)} does not match {H} columns")
     if not use_triton(x):
-        return _rms_norm_torch(x, weight, eps, residual, out)
-    y = torch.empty((T, H), dtype=x.dtype, device=x.device) if out is None else out
-    if T == 0:
-        return y
+        return _rms_norm_torch(x, weight, eps, residual, rows, out)
     stream = x if residual is None else residual
+    count = T if rows is None else rows.numel()
+    y = torch.empty((count, H), dtype=stream.dtype, device=x.device) if out is None else out
+    if count == 0:
+        return y
+    parts = x.shape[0] if x.dim() == 3 else 1
     block = next_power_of_2(H)
-    _rms_norm_kernel[(T,)](
+    _rms_norm_kernel[(count,)](
         x,
         stream,
         weight,
+        weight if rows is None else rows,  # a pointer that is not read
         y,
-        x.stride(0),
-        stream.stride(0),
+        x.stride(0) if parts > 1 else 0,
+        x.stride(-2),
+        stream.stride(-2),
         y.stride(0),
         eps,
         H=H,
         BLOCK=block,
+        PARTS=parts,
         HAS_RESIDUAL=residual is not None,
-        num_warps=4 if block <= 2048 else 8,
+        HAS_ROWS=rows is not None,
+        num_warps=min(max(block // 256, 4), 16),
+        **chained(x),
     )
     return y
 
@@ -89,13 +113,18 @@ def _rms_norm_torch(
     weight: torch.Tensor,
     eps: float,
     residual: torch.Tensor | None,
+    rows: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
+    if rows is not None:
+        x, residual = x[..., rows, :], None if residual is None else residual[rows]
+    if x.dim() == 3:
+        x = x[0] if x.shape[0] == 1 else x.float().sum(0)
     stream = x if residual is None else residual.add_(x)
     wide = stream.to(torch.float32, copy=True)
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
     y = wide.mul_(rstd).mul_(weight)
-    return y.to(x.dtype) if out is None else out.copy_(y)
+    return y.to(stream.dtype) if out is None else out.copy_(y)
 
 
 def rms_norm_reference(
@@ -104,9 +133,13 @@ def rms_norm_reference(
     eps: float,
     *,
     residual: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, r) in new tensors."""
+    if rows is not None:
+        x, residual = x[..., rows, :], None if residual is None else residual[rows]
+    x = x.float().sum(0) if x.dim() == 3 else x
     stream = x if residual is None else (residual.float() + x.float()).to(residual.dtype)
     wide = stream.float()
     scale = (wide.pow(2).mean(dim=-1, keepdim=True) + eps).rsqrt()
-    return (wide * scale * weight.float()).to(x.dtype), stream
+    return (wide * scale * weight.float()).to(stream.dtype), stream

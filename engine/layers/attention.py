@@ -10,27 +10,9 @@ import torch
 
 from engine.batch import StepInputs
 from engine.models.spec import ModelSpec
-from kernels.kv_write import kv_write
 from kernels.paged_decode import paged_decode
+from kernels.qkv_heads import HeadNorms, qkv_heads
 from kernels.ragged_prefill import ragged_prefill
-from kernels.rms_norm import rms_norm
-from kernels.rope import rope
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNorms:
-    """RMS norms over each head of q and of k, taken before the rotation."""
-
-    q: torch.Tensor  # float32 [D]
-    k: torch.Tensor
-    eps: float
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """New tensors [T, QH, D] and [T, KVH, D]."""
-        return self._norm(q, self.q), self._norm(k, self.k)
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x.reshape(-1, x.shape[2]), weight, self.eps).view(x.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +26,19 @@ class Attention:
     deterministic: bool = False
 
     def __call__(self, qkv: torch.Tensor, kv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """[T, (QH + 2 KVH) * D] to [T, QH * D]; writes this pass's K and V into the layer's kv."""
-        spec, T = self.spec, qkv.shape[0]
-        heads = qkv.view(T, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-        q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        if self.norms is not None:
-            q, k = self.norms(q, k)
-        rope(q, k, inputs.positions, self.cos_sin)
-        kv_write(k, v, kv, inputs.slots)
+        """[T, (QH + 2 KVH) D], or addends of it [P, T, ..], to [T, QH D].
+
+        Writes this pass's K and V into the layer's kv.
+        """
+        spec, T = self.spec, qkv.shape[-2]
+        q = qkv_heads(
+            qkv,
+            kv,
+            positions=inputs.positions,
+            slots=inputs.slots,
+            cos_sin=self.cos_sin,
+            norms=self.norms,
+        )
         out = torch.empty((T, spec.num_heads, spec.head_dim), dtype=q.dtype, device=q.device)
         self._decode(q, kv, inputs, out)
         self._prefill(q, kv, inputs, out)

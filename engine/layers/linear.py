@@ -1,6 +1,7 @@
 """``y = x Wᵀ + b`` over a weight that is dense, prepacked for the CPU, or 4-bit.
 
-A ``Linear`` is a callable on [T, K] that returns a new [T, N]. Fused modules (q, k and v; gate and
+A ``Linear`` is a callable on [T, K] that returns a new [T, N]; ``parts`` gives the same as addends
+[P, T, N] where that saves adding them up before they are read. Fused modules (q, k and v; gate and
 up) are one Linear over their concatenated outputs.
 
     Dense      any dtype, any device: F.linear
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.quant.formats import Quantised
-from kernels.matmul_w4a16 import matmul_w4a16
+from kernels.matmul_w4a16 import matmul_w4a16, matmul_w4a16_parts
 from kernels.w4_weight import SYMMETRIC_ZERO, W4Weight, pack_w4
 
 
@@ -34,6 +35,11 @@ class Linear(Protocol):
         """Of the activations it takes."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+def parts(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    """[T, K] to addends [P, T, N] of the result: float32, or of its type where P is 1."""
+    return linear.parts(x) if isinstance(linear, W4) else linear(x).unsqueeze(0)
 
 
 class Dense:
@@ -93,6 +99,14 @@ class W4:
             return self._product(x, self._parts[0], self._bias)
         y = torch.cat([self._product(x, part, None) for part in self._parts], dim=1)
         return y if self._bias is None else y.add_(self._bias)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """Addends [P, T, N] of the result: float32, or of its type where P is 1."""
+        if (
+            len(self._parts) > 1 or self._deterministic
+        ):  # one rounding, adapters in the batch or not
+            return self(x).unsqueeze(0)
+        return matmul_w4a16_parts(x, self._parts[0], bias=self._bias)
 
     def _product(
         self, x: torch.Tensor, weight: W4Weight, bias: torch.Tensor | None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, parts
 from engine.layers.stacked import StackedRows
 from engine.outer import OuterPass
 from kernels.lora_expand import lora_expand
@@ -35,13 +35,18 @@ class Adapted:
         self.linear, self._layer, self._site = linear, layer, site
 
     def __call__(self, x: torch.Tensor, lora: LoraPass | None) -> torch.Tensor:
-        """[T, K] to a new [T, N]. Rows of the base model are the Linear's own, bit for bit."""
+        """[T, K] to addends [P, T, N] of the result; see ``linear.parts``.
+
+        Rows of the base model are the Linear's own, bit for bit.
+        """
+        if lora is None:
+            return parts(self.linear, x)
         y = self.linear(x)
-        if lora is not None and lora.stacked is not None:
+        if lora.stacked is not None:
             lora.stacked.add(x, y, self._layer, self._site)
-        elif lora is not None:
+        else:
             site = lora.sites[self._layer][self._site]
             exact = lora.deterministic
             h = lora_shrink(x, lora.pool, site, lora.segments, deterministic=exact)
             lora_expand(h, lora.pool, site, lora.segments, y, deterministic=exact)
-        return y
+        return y.unsqueeze(0)

@@ -11,13 +11,14 @@ from copy import copy
 import torch
 
 from engine.batch import StepInputs
-from engine.layers.attention import Attention, HeadNorms
+from engine.layers.attention import Attention
 from engine.layers.linear import Linear
 from engine.layers.lora import Adapted, LoraPass
 from engine.layers.rotary import rotary_table
 from engine.loading import Weights
 from engine.models.spec import ModelSpec
 from engine.placement import SITES
+from kernels.qkv_heads import HeadNorms
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
 
@@ -62,10 +63,13 @@ class Layer:
         inputs: StepInputs,
         lora: LoraPass | None,
     ) -> torch.Tensor:
-        """x [T, H], normed, to this layer's last addition to the residual, not yet added."""
+        """x [T, H], normed, to this layer's last addition to the residual, not yet added.
+
+        Linears give addends [P, T, N], which the op that reads them adds up.
+        """
         x = self.attention(self.qkv(x, lora), kv, inputs)
         x = rms_norm(self.o(x, lora), self.before_mlp, self.eps, residual=residual)
-        return self.down(silu_mul(self.gate_up(x, lora)), lora)
+        return self.down(silu_mul(self.gate_up(x, lora), dtype=x.dtype), lora)
 
 
 class Decoder:
@@ -98,8 +102,7 @@ class Decoder:
             if number:
                 x = rms_norm(x, layer.before_attention, eps, residual=residual)
             x = layer(x, residual, kv[number], inputs, lora)
-        rows = inputs.head_rows
-        return rms_norm(x[rows], self.norm, eps, residual=residual[rows])
+        return rms_norm(x, self.norm, eps, residual=residual, rows=inputs.head_rows)
 
     def linears(self) -> list[dict[str, Linear]]:
         """Of each layer, the base's linear of each site."""

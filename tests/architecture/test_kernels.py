@@ -11,6 +11,7 @@ OPS = [
     "rope",
     "silu_mul",
     "kv_write",
+    "qkv_heads",
     "paged_decode",
     "ragged_prefill",
     "matmul_w4a16",

@@ -3,7 +3,7 @@ import torch
 
 from kernels import matmul_w4a16 as module
 from kernels.launch import KernelArgumentError
-from kernels.matmul_w4a16 import matmul_w4a16, matmul_w4a16_reference
+from kernels.matmul_w4a16 import matmul_w4a16, matmul_w4a16_parts, matmul_w4a16_reference
 from kernels.tuning import Config
 from kernels.w4_weight import dequantize_w4, pack_w4, unpack_w4
 
@@ -72,6 +72,19 @@ def test_matches_the_reference(name, rows, deterministic, device):
     bias = batch(1, w.columns, torch.float16, device)[0]
     actual = matmul_w4a16(x, w, bias=bias, deterministic=deterministic)
     assert relative_error(actual, matmul_w4a16_reference(x, w, bias=bias)) < 1e-3
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", ["half a group at the end", "many blocks"])
+@pytest.mark.parametrize("perm", [False, True])
+def test_its_parts_add_up_to_it(name, perm, deterministic, device):
+    _, w = weight(name, device, perm=perm)
+    x = batch(5, w.rows, torch.float16, device)
+    bias = batch(1, w.columns, torch.float16, device)[0]
+    parts = matmul_w4a16_parts(x, w, bias=bias, deterministic=deterministic)
+    assert parts.shape[1:] == (5, w.columns)
+    assert parts.dtype == (torch.float16 if parts.shape[0] == 1 else torch.float32)
+    assert relative_error(parts.float().sum(0), matmul_w4a16_reference(x, w, bias=bias)) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

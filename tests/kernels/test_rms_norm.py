@@ -33,6 +33,28 @@ def test_adds_the_residual_in_place_before_normalising(dtype, device):
     assert_near(residual, stream, dtype)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_adds_up_what_comes_in_planes(parts, device):
+    random = torch.Generator().manual_seed(parts)
+    x = torch.randn(parts, 5, 257, generator=random).to(device)
+    _, residual, weight = batch(5, 257, torch.bfloat16, device)
+    expected, stream = rms_norm_reference(x, weight, 1e-5, residual=residual)
+    y = rms_norm(x, weight, 1e-5, residual=residual)
+    assert_near(y, expected, torch.bfloat16)
+    assert_near(residual, stream, torch.bfloat16)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_takes_chosen_rows_and_leaves_the_residual_alone(parts, device):
+    x = torch.randn(parts, 7, 63, generator=torch.Generator().manual_seed(0)).to(device)
+    _, residual, weight = batch(7, 63, torch.float32, device)
+    rows, before = torch.tensor([6, 0, 3], device=device), residual.clone()
+    y = rms_norm(x, weight, 1e-5, residual=residual, rows=rows)
+    expected, _ = rms_norm_reference(x[:, rows], weight, 1e-5, residual=residual[rows])
+    assert_near(y, expected, torch.float32)
+    assert torch.equal(residual, before)
+
+
 def test_leaves_x_alone(device):
     x, _, weight = batch(3, 64, torch.float32, device)
     before = x.clone()

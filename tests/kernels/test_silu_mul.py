@@ -18,6 +18,12 @@ def test_matches_the_reference(rows, width, dtype, device):
     assert_near(silu_mul(x), silu_mul_reference(x), dtype)
 
 
+def test_adds_up_what_comes_in_planes(device):
+    x = torch.stack([gate_up(3, 257, torch.float32, device) * i for i in (0.1, 0.4, -0.2)])
+    y = silu_mul(x, dtype=torch.bfloat16)
+    assert_near(y, silu_mul_reference(x).to(torch.bfloat16), torch.bfloat16)
+
+
 def test_writes_every_element_of_a_given_output(device):
     x = gate_up(3, 257, torch.bfloat16, device)
     out = torch.empty(3, 257, dtype=torch.bfloat16, device=device)

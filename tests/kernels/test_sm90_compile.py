@@ -3,6 +3,8 @@
 Needs no GPU, but kernels that are not interpreted: skipped under TRITON_INTERPRET=1.
 """
 
+import re
+
 import pytest
 import triton.language as tl
 
@@ -17,25 +19,57 @@ types = pytest.mark.parametrize("dtype", TYPES)
 bf16 = pytest.mark.parametrize("dtype", ["bf16"])  # where fp16 takes the same path
 
 
+CHAIN = ("griddepcontrol.launch_dependents", "griddepcontrol.wait")
+
+
 def check(kernel, *, registers):
     assert kernel.spilled == 0
     assert kernel.registers <= registers
     assert kernel.shared <= SHARED_LIMIT
 
 
+def assert_waits_before_all_but(kernel, *, loads):
+    """A chained kernel reads nothing before it waits, but for so many loads of constants."""
+    before, _, after = kernel.ptx.partition(CHAIN[1])
+    assert CHAIN[0] in before
+    assert "ld.global" in after
+    assert len(set(re.findall(r"ld\.global\S* \{[^\[]*\[ *(%\w+)", before))) <= max(loads * 4, 0)
+    assert "st.global" not in before
+
+
 @bf16
-@pytest.mark.parametrize("residual", [False, True])
-def test_rms_norm(residual, dtype):
+@pytest.mark.parametrize(("residual", "parts"), [(False, 1), (True, 1), (True, 8)])
+def test_rms_norm(residual, parts, dtype):
     from kernels.rms_norm import _rms_norm_kernel
 
     signature = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "y_ptr"), f"*{dtype}")
-    signature |= {"stride_x": "i32", "stride_residual": "i32", "stride_y": "i32", "eps": "fp32"}
-    constants = {"H": 4096, "BLOCK": 4096, "HAS_RESIDUAL": residual}
-    strides = ("stride_x", "stride_residual", "stride_y")
-    check(
-        compile_kernel(_rms_norm_kernel, signature, constants, warps=8, aligned=strides),
-        registers=64,
-    )
+    signature |= {"x_ptr": f"*{dtype if parts == 1 else 'fp32'}", "rows_ptr": "*i64", "eps": "fp32"}
+    strides = ("stride_part", "stride_x", "stride_residual", "stride_y")
+    signature |= dict.fromkeys(strides, "i32")
+    constants = {"H": 4096, "BLOCK": 4096, "PARTS": parts, "HAS_RESIDUAL": residual}
+    constants |= {"HAS_ROWS": False, "CHAINED": True}
+    kernel = compile_kernel(_rms_norm_kernel, signature, constants, warps=16, aligned=strides)
+    check(kernel, registers=64)
+    assert_waits_before_all_but(kernel, loads=1)  # the weight
+
+
+@bf16
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_qkv_heads(parts, norms, dtype):
+    from kernels.qkv_heads import _qkv_heads_kernel
+
+    signature = {"qkv_ptr": f"*{dtype if parts == 1 else 'fp32'}"}
+    signature |= {"q_ptr": f"*{dtype}", "kv_ptr": f"*{dtype}", "eps": "fp32"}
+    signature |= dict.fromkeys(("positions_ptr", "slots_ptr"), "*i64")
+    signature |= dict.fromkeys(("cos_sin_ptr", "q_norm_ptr", "k_norm_ptr"), "*fp32")
+    strides = ("stride_part", "stride_row", "stride_page", "stride_side", "stride_head")
+    signature |= dict.fromkeys(strides, "i32")
+    constants = {"QH": 32, "KVH": 8, "HALF": 64, "PS": 64, "PARTS": parts, "HAS_NORMS": norms}
+    constants |= {"BLOCK_H": 8, "BLOCK_HALF": 64, "CHAINED": True}
+    kernel = compile_kernel(_qkv_heads_kernel, signature, constants, aligned=strides)
+    check(kernel, registers=96)
+    assert_waits_before_all_but(kernel, loads=0)
 
 
 @bf16
@@ -54,9 +88,12 @@ def test_silu_mul(dtype):
     from kernels.silu_mul import _silu_mul_kernel
 
     signature = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
-    sizes = ("stride_x", "stride_y", "half")
+    sizes = ("stride_part", "stride_x", "stride_y", "half")
     signature |= dict.fromkeys(sizes, "i32")
-    check(compile_kernel(_silu_mul_kernel, signature, {"BLOCK": 1024}, aligned=sizes), registers=64)
+    constants = {"BLOCK": 1024, "PARTS": 1, "CHAINED": True}
+    kernel = compile_kernel(_silu_mul_kernel, signature, constants, aligned=sizes)
+    check(kernel, registers=64)
+    assert_waits_before_all_but(kernel, loads=0)
 
 
 @bf16
@@ -98,18 +135,28 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
     signature = attention_signature(dtype, ("page_table_ptr", "context_lens_ptr", "rows_ptr"))
     part = dtype if splits == 1 else "fp32"
     signature |= {"out_ptr": f"*{part}", "lse_ptr": f"*{part}"}
-    shape = {"D": head_dim, "WINDOW": 0, "SPLITS": splits, "SPAN": span, "BLOCK_N": 64}
+    shape = {
+        "D": head_dim,
+        "WINDOW": 0,
+        "SPLITS": splits,
+        "SPAN": span,
+        "BLOCK_N": 64,
+        "CHAINED": True,
+    }
     constants = shape | {"G": 4, "PS": page, "BLOCK_G": 16, "BLOCK_D": head_dim}
     constants["CT"] = TYPES[dtype]
     kernel = compile_kernel(_decode_kernel, signature, constants, aligned=ATTENTION_STRIDES)
     check(kernel, registers=168)  # three programs per multiprocessor
+    assert_waits_before_all_but(kernel, loads=0)
     assert any("HMMA" in text for text in kernel.main_loop)
     if splits > 1:
         signature = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "context_lens_ptr": "*i32"}
         signature |= {"rows_ptr": "*i32", "out_ptr": f"*{dtype}"}
         signature |= {"stride_ot": "i32", "stride_oh": "i32"}
-        constants = shape | {"BLOCK_D": head_dim}
-        check(compile_kernel(_combine_kernel, signature, constants, warps=1), registers=64)
+        constants = shape | {"BLOCK_D": head_dim, "BLOCK_S": 16}
+        kernel = compile_kernel(_combine_kernel, signature, constants)
+        check(kernel, registers=64)
+        assert_waits_before_all_but(kernel, loads=0)
 
 
 @bf16
@@ -210,8 +257,10 @@ def test_the_sum_of_planes(dtype):
 
     signature = {"planes_ptr": "*fp32", "bias_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
     signature |= dict.fromkeys(("M", "N", "stride_out"), "i32")
-    constants = {"PARTS": 16, "BLOCK": 1024, "HAS_BIAS": True}
-    check(compile_kernel(_sum_kernel, signature, constants), registers=128)
+    constants = {"PARTS": 16, "BLOCK": 1024, "HAS_BIAS": True, "CHAINED": True}
+    kernel = compile_kernel(_sum_kernel, signature, constants)
+    check(kernel, registers=128)
+    assert_waits_before_all_but(kernel, loads=0)
 
 
 @bf16
@@ -258,12 +307,18 @@ def test_lora_expand(vectors, planes, dtype):
 
 
 def test_sample():
-    from kernels.sample import _sample_kernel
+    from kernels.sample import _peaks_kernel, _sample_kernel
 
-    columns = ("temperature_ptr", "top_p_ptr", "min_p_ptr", "uniform_ptr", "logits_ptr")
+    columns = ("temperature_ptr", "top_p_ptr", "min_p_ptr", "uniform_ptr", "logits_ptr", "best_ptr")
     signature = dict.fromkeys(columns, "*fp32") | {"top_k_ptr": "*i32", "token_ptr": "*i64"}
-    signature |= {"V": "i32", "stride_b": "i32"}
-    constants = {"BLOCK": 4096}
+    signature |= {"where_ptr": "*i32", "finite_ptr": "*i8", "V": "i32", "stride_b": "i32"}
+    constants = {"PARTS": 16, "BLOCK": 4096, "CHAINED": True}
     sizes = ("V", "stride_b")
-    kernel = compile_kernel(_sample_kernel, signature, constants, warps=16, aligned=sizes)
+    kernel = compile_kernel(_sample_kernel, signature, constants, warps=8, aligned=sizes)
     check(kernel, registers=128)
+    assert_waits_before_all_but(kernel, loads=0)
+    names = ("logits_ptr", "best_ptr", "where_ptr", *sizes)
+    signature = {name: signature[name] for name in names}
+    kernel = compile_kernel(_peaks_kernel, signature, constants, warps=8, aligned=sizes)
+    check(kernel, registers=128)
+    assert_waits_before_all_but(kernel, loads=0)
