@@ -1,0 +1,5 @@
+"""The stores that gateways share."""
+
+from tests.services import postgres, redis_url
+
+__all__ = ["postgres", "redis_url"]

@@ -1,0 +1,101 @@
+"""Two organisations with two projects each, and a key of every kind, alive and dead."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx2
+
+from engine.protocol import AdapterRef
+from gateway.catalog.service import CatalogService
+from gateway.db import Database
+from gateway.identity.keys import generate
+from gateway.identity.pepper import Peppers
+from gateway.identity.service import IdentityService, KeyTerms
+from tests.faults.rig import Rig
+
+
+@dataclass
+class Tenants:
+    keys: dict[str, str] = field(default_factory=dict)  # "one/a" -> its key
+    admins: dict[str, str] = field(default_factory=dict)  # "one" -> its admin key
+    dead: dict[str, str] = field(default_factory=dict)  # why -> what is presented
+    ids: dict[str, dict[str, str]] = field(default_factory=dict)  # "one/a" -> kind -> id
+
+    @property
+    def every_secret(self) -> list[str]:
+        return [*self.keys.values(), *self.admins.values(), *self.dead.values()]
+
+
+async def make_tenants(rig: Rig, database: Database) -> Tenants:
+    peppers = Peppers.load(rig.settings.pepper, rig.settings.pepper_file)
+    now, tenants = datetime.now(UTC), Tenants()
+    async with database.publish() as session:
+        service = IdentityService(session, now)
+        for organisation in ("one", "two"):
+            for name in ("a", "b"):
+                project = await service.create_project(name, organisation)
+                key = service.issue(project, KeyTerms(), peppers=peppers)
+                adapter = await CatalogService(session, project.id, now).publish(
+                    f"adapter-of-{organisation}-{name}", AdapterRef("d1", 8)
+                )
+                place = f"{organisation}/{name}"
+                tenants.keys[place] = key.text
+                tenants.ids[place] = {
+                    "organisation": project.organisation_id,
+                    "project": project.id,
+                    "key": key.id,
+                    "adapter": adapter.id,
+                    "model": f"adapter-of-{organisation}-{name}",
+                }
+            owner = await service.organisation(organisation, create=True)
+            admin = service.issue_admin(owner, KeyTerms(), peppers=peppers)
+            tenants.admins[organisation] = admin.text
+        late = KeyTerms(expires_at=now + timedelta(milliseconds=1))
+        tenants.dead["expired"] = service.issue(project, late, peppers=peppers).text
+        revoked = service.issue(project, KeyTerms(), peppers=peppers)
+        await session.flush()
+        await service.revoke(revoked.id)
+        tenants.dead["revoked"] = revoked.text
+        gone = await service.create_project("gone", "two")
+        tenants.dead["of an archived project"] = service.issue(
+            gone, KeyTerms(), peppers=peppers
+        ).text
+        await session.flush()
+        await service.archive("two/gone")
+    alive = tenants.keys["one/a"]
+    tenants.dead |= {
+        "unknown": generate("live").text,
+        "mistyped": alive[:-1] + ("a" if alive[-1] != "a" else "b"),
+        "its hash": peppers_hash(alive, peppers),
+        "an injection": "'OR'1'='1",
+        "empty words": "sk-",
+    }
+    return tenants
+
+
+def peppers_hash(key: str, peppers: Peppers) -> str:
+    from gateway.identity.keys import parse
+
+    parsed = parse(key)
+    assert parsed is not None
+    return parsed.hash(peppers[peppers.current])
+
+
+@dataclass
+class Caller:
+    """Sends requests and keeps everything that came back."""
+
+    url: str
+    heard: list[str] = field(default_factory=list)
+
+    async def send(
+        self, method: str, path: str, key: str | None, body: Any = None
+    ) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+        async with httpx2.AsyncClient(timeout=10) as client:
+            answer = await client.request(
+                method, self.url + path, headers=headers, json=body if method != "GET" else None
+            )
+        self.heard.append(f"{answer.headers} {answer.text}")
+        return answer
