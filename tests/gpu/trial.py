@@ -104,7 +104,10 @@ def report(engine: LoneEngine, options: argparse.Namespace) -> dict[str, object]
         "total": torch.cuda.mem_get_info()[1],
     }
     serial, ahead = (tokens_of(engine, refs, ahead=each) for each in (False, True))
-    found["as serial"] = sum(ahead[name] == serial[name] for name in serial) / len(serial)
+    same = {int(name): ahead[name] == serial[name] for name in serial}
+    greedy = [same[i] for i in same if i % 3 == 0]
+    found["as serial"] = sum(same.values()) / len(same)
+    found["greedy as serial"] = sum(greedy) / len(greedy)
     found["compiled"] = engine.built.compiled()
     tried = trial(engine, options.checkpoint, [None, *refs, None])
     agreed = agreement(tried)
