@@ -5,6 +5,7 @@ added to one that did both. Costs grow quickly with what is seen and fall slowly
 later chunks read more context than its first. Belongs to the engine loop's thread.
 """
 
+SHARE = 0.5  # of the target, for prompts however long the decodes take: a full batch must fill up
 LEAST = 64  # prompt tokens beside decodes whatever they cost: a prompt always gets on
 BLEND = 0.2  # how far an estimate moves towards a sample that is lower
 OUTLIER = 4.0  # a sample counts as at most this many times the estimate
@@ -21,7 +22,8 @@ class Tempo:
         """Prompt tokens the next pass may compute beside so many decodes."""
         if self._target_s is None or not decodes or not self._token_s:
             return most
-        fitting = int((self._target_s - self._decode_s) / self._token_s)
+        left_s = max(self._target_s - self._decode_s, SHARE * self._target_s)
+        fitting = int(left_s / self._token_s)
         return min(most, max(LEAST, fitting))
 
     def took(self, seconds: float, *, decodes: int, prompt_tokens: int) -> None:

@@ -7,7 +7,7 @@ Protocol of the stored peers: prompts of 512 random tokens, greedy, ignore_eos; 
 import statistics
 from collections.abc import Sequence
 
-from engine.bench.alone import LoneEngine, Requests, adapter_ref
+from engine.bench.alone import BenchmarkRefused, LoneEngine, Requests, adapter_ref
 from engine.bench.floor import Work, decode_floor, prefill_floor
 from engine.bench.rows import Row
 from engine.bench.setting import Figure, Setting, row
@@ -85,6 +85,8 @@ def _steady_steps(engine: LoneEngine, batch: int, adapters: int, rank: int) -> l
         lengths = [len(tokens) for tokens in requests.outputs.values()]
         if len(lengths) == batch and min(lengths) > SHORT and not requests.finished:
             steps.append(seconds)
+    if len(steps) < 2:
+        raise BenchmarkRefused(f"{batch} rows never decoded together")
     return steps
 
 

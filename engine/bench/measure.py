@@ -73,6 +73,7 @@ def _engine(options: Options) -> LoneEngine:
         model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=256,
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
         enable_prefix_caching=False,  # every prompt is computed, also one met before
+        max_step_s=60.0,  # prompts are not held back: all rows of a mix decode together
     )  # fmt: skip
     engine = LoneEngine(config)
     print(check(engine, model, rank=options.rank), file=sys.stderr)
