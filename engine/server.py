@@ -8,7 +8,9 @@ was submitted on it.
 import asyncio
 import itertools
 import logging
+import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -29,6 +31,7 @@ from engine.transport import Connection, ConnectionLost, listen
 
 HELLO_S = 10.0
 FULL_S = 0.005  # between tries at a full inbox; meanwhile that gateway's socket fills
+SWITCH_S = 0.0005  # at most, until a thread that asks for the interpreter has it
 
 Peer = Connection[ToEngine, ToGateway]
 log = logging.getLogger(__name__)
@@ -56,12 +59,17 @@ class Server:
         self._listening: Future[asyncio.AbstractEventLoop] = Future()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
+        self._switch_s = sys.getswitchinterval()
 
     def start(self, *, timeout_s: float = 10.0) -> None:
         """Return once gateways can connect. Raises OSError or AddressInvalid.
 
         ``address`` then names the port that was chosen for ``tcp:HOST:0``.
+
+        Until ``stop`` the process's threads take shorter turns than the interpreter's 5 ms: the
+        wire gives its turn away at every call to the system, and the loop may compute all the time.
         """
+        sys.setswitchinterval(SWITCH_S)
         self._thread.start()
         self._listening.result(timeout_s)
 
@@ -70,6 +78,7 @@ class Server:
         loop = self._listening.result(timeout_s)
         loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(timeout_s)
+        sys.setswitchinterval(self._switch_s)
 
     def _run(self) -> None:
         try:
@@ -136,19 +145,28 @@ class Server:
                         await asyncio.sleep(FULL_S)  # the loop's thread sets no asyncio event
 
     def _deliver(self) -> None:
+        """Hand on what was said, in one write to each gateway.
+
+        A write lets the loop's thread run for a while. With one for every message, messages would
+        come faster than they go, and nothing would be read meanwhile.
+        """
+        mail: defaultdict[int, list[ToGateway]] = defaultdict(list)
         for said in self._outbox.take():
             if isinstance(said.message, Load):
                 self._load = said.message
             targets = list(self._peers) if said.connection is None else [said.connection]
             for number in targets:
-                self._write(number, said.message)
+                mail[number].append(said.message)
+        for number, messages in mail.items():
+            self._write(number, *messages)
 
-    def _write(self, number: int, message: ToGateway) -> None:
+    def _write(self, number: int, *messages: ToGateway) -> None:
         peer = self._peers.get(number)
         if peer is None:
             return  # gone: the loop hears of it, or already has
+        last = next((i for i, said in enumerate(messages) if isinstance(said, Goodbye)), None)
         try:
-            unread = peer.write(message)
+            unread = peer.write(*(messages if last is None else messages[: last + 1]))
         except (ConnectionLost, OSError) as error:
             log.warning("gateway connection %d cannot be written to: %s", number, error)
             unread = self._max_write_buffer + 1
@@ -156,7 +174,7 @@ class Server:
             log.warning("gateway connection %d is dropped with %d bytes unread", number, unread)
             del self._peers[number]
             peer.abort()
-        elif isinstance(message, Goodbye):
+        elif last is not None:
             del self._peers[number]
             peer.end()
 

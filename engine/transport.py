@@ -35,13 +35,16 @@ class Connection(Generic[In, Out]):
         self._decode = msgspec.msgpack.Decoder(incoming).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def write(self, message: Out) -> int:
-        """Queue a frame without waiting; returns the bytes the peer has yet to take."""
+    def write(self, *messages: Out) -> int:
+        """Queue frames without waiting; returns the bytes the peer has yet to take."""
+        self._writer.write(b"".join(map(self._frame, messages)))
+        return self._writer.transport.get_write_buffer_size()
+
+    def _frame(self, message: Out) -> bytes:
         frame = self._encode(message)
         if len(frame) > MAX_FRAME:
             raise ConnectionLost(f"frame of {len(frame)} bytes exceeds {MAX_FRAME}")
-        self._writer.write(len(frame).to_bytes(4, "little") + frame)
-        return self._writer.transport.get_write_buffer_size()
+        return len(frame).to_bytes(4, "little") + frame
 
     async def send(self, message: Out) -> None:
         try:

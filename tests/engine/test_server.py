@@ -235,17 +235,17 @@ async def test_draining_lets_open_streams_end_and_says_goodbye(engine: Running) 
 async def test_a_slow_reader_is_dropped_and_others_are_not_delayed(address: str) -> None:
     # long enough that the loop, which may run far ahead of the wire, cannot finish it first
     parts = build(num_pages=40_000, max_model_len=20_000)
-    with Running(address, parts, max_write_buffer=20_000) as engine:
+    with Running(address, parts, max_num_seqs=9, max_write_buffer=20_000) as engine:
+        fast = await connect(engine)
         slow, writer = await greet(address, Hello("slow"))
         assert isinstance(await slow.receive(), Welcome)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         for i in range(8):
             await slow.send(submit(f"s{i}", max_tokens=15_000))
-        fast = await connect(engine)
-        await until(lambda: engine.core.scheduler.running == 8)
-        await until(lambda: not engine.core.book, 20)
         assert len(await generate(fast, submit("f", max_tokens=30))) == 30
-        assert 0 < engine.record.read("s0").completion_tokens < 15_000
+        await until(lambda: all(engine.record.read(f"s{i}").finished for i in range(8)), 20)
+        assert all(0 < engine.record.read(f"s{i}").completion_tokens < 15_000 for i in range(8))
+        assert len(await generate(fast, submit("g", max_tokens=30))) == 30
         assert engine.core.pool.holdings(Kind.KV) == 0
         await fast.close()
         slow.abort()
