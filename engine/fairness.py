@@ -1,14 +1,11 @@
 """Who deserves the next place: one counter of service per tenant, as in virtual token counters.
 
 Every token a tenant is served, and every adapter page loaded for it, raises its counter, divided by
-its weight; the least counter is served first. A tenant that comes back is lifted to the least
-counter of those present, so idling saves nothing up (VTC, Sheng et al. 2024). Counters nearer than
-a *quantum* count as equal, and among equals the scheduler may prefer what is cheap to serve:
-resident adapters and long prefixes (deficit longest prefix match, Cao et al. 2025).
-
-Between two tenants that both wait all along, over any time, service per weight differs by at most
-``gap_bound``: the one behind is served until the other's counter is passed by a quantum, plus what
-was admitted before and is still being served. Belongs to the engine loop's thread.
+its weight; the least counter is served first. A tenant of whom nobody waits is lifted, when a
+request of it arrives, to the least counter of those who wait, so neither idling nor asking for
+little saves anything up (VTC, Sheng et al. 2024). Counters nearer than a *quantum* count as equal,
+and among equals the scheduler may prefer what is cheap to serve: resident adapters and long
+prefixes (deficit longest prefix match, Cao et al. 2025). Belongs to the engine loop's thread.
 """
 
 from collections import Counter
@@ -19,21 +16,13 @@ LOAD_COST = 8  # per page of an adapter that was loaded for a request
 REMEMBERED = 10_000  # absent tenants whose service is remembered
 
 
-def gap_bound(*, quantum: float, longest_prompt: int, pool_tokens: int) -> float:
-    """Largest difference in service per weight of two tenants, in cost.
-
-    The counters of waiting tenants stay within a quantum and the cost of what one admission brings:
-    its prompt, and all the tokens that the pool can hold while it is generating.
-    """
-    admitted = INPUT_COST * longest_prompt + OUTPUT_COST * pool_tokens
-    return 2 * (quantum + admitted)
-
-
 class Fairness:
     def __init__(self, quantum: float) -> None:
         self.quantum = quantum
         self._served: dict[str, float] = {}  # counters
         self._present: Counter[str] = Counter()  # open sequences of each tenant
+        self._waiting: Counter[str] = Counter()  # those of them that wait
+        self._last = ""  # the tenant that stopped waiting last
         self._weights: dict[str, float] = {}
         self._floor = 0.0  # where a tenant nobody remembers begins
 
@@ -48,9 +37,21 @@ class Fairness:
     def enter(self, tenant: str, weight: float = 1.0) -> None:
         """One more open sequence; the latest weight counts."""
         self._weights[tenant] = weight
-        if not self._present[tenant]:
-            self._lift(tenant)
+        if tenant not in self._waiting:
+            own = self._served.get(tenant, 0.0)
+            self._served[tenant] = max(own, self._floor, self._level())
         self._present[tenant] += 1
+
+    def wait(self, tenant: str) -> None:
+        """One of its open sequences waits: it is new, or had to yield, which lifts nothing."""
+        self._waiting[tenant] += 1
+
+    def go(self, tenant: str) -> None:
+        """One that waited no longer does."""
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+            self._last = tenant
 
     def leave(self, tenant: str) -> None:
         self._present[tenant] -= 1
@@ -73,7 +74,7 @@ class Fairness:
         most = max(self._served[tenant] for tenant in tenants)
         return {tenant for tenant in tenants if self._served[tenant] >= most - self.quantum}
 
-    def _lift(self, tenant: str) -> None:
-        present = [self._served[other] for other, n in self._present.items() if n]
-        floor = min(present, default=self._floor)
-        self._served[tenant] = max(self._served.get(tenant, floor), floor)
+    def _level(self) -> float:
+        """The least counter of those who wait; if nobody does, that of the last who did."""
+        waiting = [self._served[other] for other in self._waiting]
+        return min(waiting, default=self._served.get(self._last, 0.0))

@@ -45,6 +45,7 @@ class WaitingQueue:
             self._queued[submit.tenant] += INPUT_COST * len(submit.tokens) / submit.weight
         tenants = self._levels.setdefault(submit.priority, {})
         insort(tenants.setdefault(submit.tenant, []), sequence, key=_order)
+        self._fairness.wait(submit.tenant)
         self._size += 1
         self.tokens += len(submit.tokens)
 
@@ -53,6 +54,7 @@ class WaitingQueue:
         tenants = self._levels[submit.priority]
         line = tenants[submit.tenant]
         del line[bisect_left(line, sequence.order, key=_order)]
+        self._fairness.go(submit.tenant)
         self._size -= 1
         self.tokens -= len(submit.tokens)
         if line:
