@@ -116,6 +116,11 @@ class Draft:
             self._check_outer(self._config)
             self._note_hints(self._config)
 
+    @property
+    def invoked(self) -> bool:
+        """It is an activated LoRA (aLoRA)."""
+        return self._config is not None and bool(self._config.invocation)
+
     def manifest(self) -> AdapterManifest:
         """Raises AdapterInvalid with all problems."""
         if self.problems:

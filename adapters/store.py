@@ -6,10 +6,12 @@ reader sees all of it or nothing. Names given by people never become paths: only
 their grammar is checked. Safe for several processes and threads.
 """
 
+import contextlib
 import errno
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -89,6 +91,32 @@ class AdapterStore:
         finally:
             shutil.rmtree(grave, ignore_errors=True)
 
+    def stale(self, older_than_s: float) -> list[str]:
+        """Adapters that were not put for so long, sorted."""
+        return [digest for digest in self.digests() if self._age(digest) > older_than_s]
+
+    def collect(self, digest: str, older_than_s: float) -> bool:
+        """Delete an adapter unless it was put again meanwhile; whether it is gone.
+
+        It is moved out of sight first and looked at then: a put before that made it young, and
+        it goes back; a put after it finds no adapter and stores its own copy.
+        """
+        if not self.exists(digest):
+            return True
+        grave = self._fresh_directory()
+        try:
+            os.rename(self._place(digest), grave / digest)
+            if _age(grave / digest) <= older_than_s:
+                with contextlib.suppress(OSError):  # another put was faster: equal content
+                    os.rename(grave / digest, self._place(digest))
+                return False
+        except FileNotFoundError:
+            return True
+        finally:
+            _sync(self._blobs)
+            shutil.rmtree(grave, ignore_errors=True)
+        return True
+
     def digests(self) -> list[str]:
         """All adapters, sorted."""
         if not self._blobs.is_dir():
@@ -107,7 +135,7 @@ class AdapterStore:
     def _publish(self, copy: Path, digest: str) -> None:
         """Move a complete copy into place; a sound adapter already there stays."""
         for _ in range(ATTEMPTS):
-            if self._is_sound(digest):
+            if self._is_sound(digest) and self._touch(digest):
                 return
             self.delete(digest)  # only if it is there and damaged
             try:
@@ -119,6 +147,20 @@ class AdapterStore:
                 _sync(self._blobs)
                 return
         raise AdapterError(f"adapter {digest}: others keep putting and deleting it")
+
+    def _touch(self, digest: str) -> bool:
+        """It was wanted now; false if it has just been deleted."""
+        try:
+            os.utime(self._place(digest))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _age(self, digest: str) -> float:
+        try:
+            return _age(self._place(digest))
+        except FileNotFoundError:
+            return 0.0
 
     def _is_sound(self, digest: str) -> bool:
         try:
@@ -141,6 +183,11 @@ class AdapterStore:
                 os.fsync(file.fileno())
         finally:
             os.close(descriptor)
+
+
+def _age(place: Path) -> float:
+    """Seconds since it was put."""
+    return time.time() - place.stat().st_mtime
 
 
 def _sync(directory: Path) -> None:

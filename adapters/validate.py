@@ -67,6 +67,8 @@ def validate(
     directory = source.directory if isinstance(source, AdapterManifest) else Path(source)
     draft = Draft(directory)
     problems = draft.problems + shape_problems(draft.modules.values(), base)
+    if draft.invoked:
+        problems.append(f"{CONFIG_FILE}: alora_invocation_tokens: activated LoRA is not served")
     warnings = list(draft.warnings)
     if draft.modules:
         value_problems, value_warnings = _check_values(draft, base)

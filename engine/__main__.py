@@ -83,6 +83,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         core.outbox,
         metrics_text=metrics.text,
         max_write_buffer=config.max_write_buffer,
+        reference=built.reference,
     )
     _handle_signals(core.drain)
     server.start()

@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
+from uuid import uuid4
 
 from engine.protocol import (
     AdapterRef,
     AskCounts,
     AskMetrics,
     AskRecorded,
+    AskReference,
     Cancel,
     Counts,
     Drain,
@@ -38,11 +40,12 @@ from engine.protocol import (
     ToEngine,
     ToGateway,
     Usage,
+    Verdict,
     Welcome,
 )
 from engine.transport import Connection, ConnectionLost, dial
 
-Answer = TypeVar("Answer", Counts, Metrics, Recorded)
+Answer = TypeVar("Answer", Counts, Metrics, Recorded, Verdict)
 
 
 class EngineLost(Exception):
@@ -179,6 +182,7 @@ class EngineClient:
         self._metrics: deque[asyncio.Future[Metrics]] = deque()
         self._counts: deque[asyncio.Future[Counts]] = deque()
         self._recorded: deque[asyncio.Future[Recorded]] = deque()
+        self._verdicts: dict[str, asyncio.Future[Verdict]] = {}
         self._ended = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name=f"engine {welcome.engine}")
 
@@ -237,6 +241,24 @@ class EngineClient:
         self.tell(AskRecorded(start, most))
         return (await asyncio.wait_for(answer, timeout_s)).counts
 
+    async def reference(
+        self,
+        adapter: AdapterRef,
+        tokens: Sequence[int],
+        tops: Sequence[Sequence[int]],
+        *,
+        timeout_s: float,
+    ) -> Verdict:
+        """Log-probabilities by the model's definition. Raises EngineLost or TimeoutError."""
+        request = uuid4().hex
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._verdicts[request] = answer
+        self.tell(AskReference(request, adapter, list(tokens), [list(top) for top in tops]))
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        finally:
+            self._verdicts.pop(request, None)
+
     def prefetch(self, adapter: AdapterRef) -> None:
         self.tell(Prefetch(adapter))
 
@@ -274,7 +296,7 @@ class EngineClient:
                 self._connection.write(message)
             except (ConnectionLost, OSError) as error:
                 self._lose(str(error))
-        elif isinstance(message, AskMetrics | AskCounts | AskRecorded):
+        elif isinstance(message, AskMetrics | AskCounts | AskRecorded | AskReference):
             self._lose(str(self.lost))
 
     async def flush(self) -> None:
@@ -310,6 +332,9 @@ class EngineClient:
                 _answer(self._counts, message)
             case Recorded():
                 _answer(self._recorded, message)
+            case Verdict(request):
+                if (verdict := self._verdicts.get(request)) and not verdict.done():
+                    verdict.set_result(message)
             case Goodbye(reason):
                 self.goodbye = reason
 
@@ -326,6 +351,7 @@ class EngineClient:
             stream.fail(EngineLost(reason))
         _fail(self._metrics, reason)
         _fail(self._counts, reason)
+        _fail(deque(self._verdicts.values()), reason)
         _fail(self._recorded, reason)
         self._connection.abort()
         self._ended.set()

@@ -11,7 +11,7 @@ from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterInvalid, BaseUnreadable
 from adapters.host_cache import HostCache
 from adapters.manifest import AdapterManifest
-from adapters.pack import pack
+from adapters.pack import PackedAdapter, pack
 from adapters.store import AdapterStore
 from engine.adapter_layout import LaidOut
 from engine.adapter_memory import AdapterMemory
@@ -34,6 +34,7 @@ from engine.placement import A_ROWS
 from engine.plan import ITEM, Memory, Wish, describe, divide
 from engine.precision import choose_device, choose_dtype
 from engine.protocol import BaseInfo
+from engine.references import References
 from engine.rehearsal import Needs, Rehearsal, Stage
 from engine.runner import ModelRunner
 from engine.stored_weights import of_checkpoint
@@ -112,6 +113,7 @@ def _compose(
         max_step_s=STEP_S if place.device.type == "cuda" else None,
         ahead=place.device.type == "cuda",
         compiled=compiled,
+        reference=_references(config, base, adapters),
     )
 
 
@@ -181,6 +183,16 @@ def _base_spec(path: str) -> BaseSpec:
         return BaseSpec.from_checkpoint(path)
     except BaseUnreadable as error:
         raise CheckpointInvalid(str(error)) from error
+
+
+def _references(config: EngineConfig, base: BaseSpec, adapters: AdapterMemory) -> References | None:
+    if config.adapter_store is None:
+        return None
+
+    def pages_for(packed: PackedAdapter) -> int:
+        return adapters.pages_for(adapters.lay_out(packed))
+
+    return References(config.model, AdapterStore(config.adapter_store), base, pages_for)
 
 
 def _host_cache(

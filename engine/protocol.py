@@ -55,6 +55,7 @@ class RefusalCode(StrEnum):
 class AdapterRef(Fact, frozen=True):
     digest: str  # hash of the canonical content; the identity everywhere
     rank: int  # the largest rank of any module
+    invocation: tuple[int, ...] = ()  # aLoRA: active from the last occurrence of these tokens on
 
 
 class Sampling(Fact, frozen=True):
@@ -132,6 +133,15 @@ class Prefetch(Message, frozen=True):
     """Bring an adapter closer before it is needed. Not answered."""
 
     adapter: AdapterRef
+
+
+class AskReference(Message, frozen=True):
+    """What this model is by its definition, in float32. Answered by one Verdict."""
+
+    request: str
+    adapter: AdapterRef
+    tokens: list[int]
+    tops: list[list[int]]  # per position, whose log-probabilities as the next token are wanted
 
 
 class Drain(Message, frozen=True):
@@ -229,9 +239,27 @@ class Recorded(Message, frozen=True):
     counts: list[Counts]
 
 
+class Verdict(Message, frozen=True):
+    request: str
+    logprobs: list[list[float]] = []  # as asked
+    pages: int | None = None  # that the adapter takes in this engine
+    error: str = ""  # why there is no answer
+
+
 class Goodbye(Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Submit | Grant | Cancel | Prefetch | Drain | AskMetrics | AskCounts | AskRecorded
-ToGateway = Welcome | Step | Refused | Load | Metrics | Counts | Recorded | Goodbye
+ToEngine = (
+    AskReference
+    | Hello
+    | Submit
+    | Grant
+    | Cancel
+    | Prefetch
+    | Drain
+    | AskMetrics
+    | AskCounts
+    | AskRecorded
+)
+ToGateway = Verdict | Welcome | Step | Refused | Load | Metrics | Counts | Recorded | Goodbye

@@ -12,19 +12,21 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.core import Gone, Heard, Said
 from engine.mailbox import Mailbox
 from engine.protocol import (
     VERSION,
     AskMetrics,
+    AskReference,
     Goodbye,
     Hello,
     Load,
     Metrics,
     ToEngine,
     ToGateway,
+    Verdict,
     Welcome,
 )
 from engine.transport import Connection, ConnectionLost, listen
@@ -49,10 +51,14 @@ class Server:
         *,
         metrics_text: Callable[[], str],
         max_write_buffer: int,
+        reference: Callable[[AskReference], Verdict] | None = None,
     ) -> None:
+        """``reference`` may take minutes: it runs in a thread of its own, one at a time."""
         self.address, self._welcome = address, welcome
         self._inbox, self._outbox = inbox, outbox
         self._metrics_text, self._max_write_buffer = metrics_text, max_write_buffer
+        self._reference = reference
+        self._thinking = ThreadPoolExecutor(1, thread_name_prefix="reference")
         self._peers: dict[int, Peer] = {}
         self._numbers = itertools.count()
         self._load: Load | None = None
@@ -102,6 +108,7 @@ class Server:
         self._listening.set_result(loop)
         await self._stop.wait()
         self._outbox.on_put = None
+        self._thinking.shutdown(wait=False, cancel_futures=True)
         self._deliver()
         server.close()
         peers = list(self._peers.values())
@@ -138,11 +145,30 @@ class Server:
             match await peer.receive():
                 case AskMetrics():
                     self._write(number, Metrics(self._metrics_text()))
+                case AskReference() as ask:
+                    self._think(number, ask)
                 case Hello():
                     raise ConnectionLost("a second Hello")
                 case message:
                     while not self._inbox.put(Heard(number, message)):  # noqa: ASYNC110
                         await asyncio.sleep(FULL_S)  # the loop's thread sets no asyncio event
+
+    def _think(self, number: int, ask: AskReference) -> None:
+        if self._reference is None:
+            self._write(number, Verdict(ask.request, error="this engine computes no references"))
+            return
+        loop = asyncio.get_running_loop()
+        answer = loop.run_in_executor(self._thinking, self._reference, ask)
+
+        def tell(done: asyncio.Future[Verdict]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is not None:
+                log.error("a reference could not be computed", exc_info=error)
+                self._write(number, Verdict(ask.request, error=f"the reference failed: {error!r}"))
+            elif not done.cancelled():
+                self._write(number, done.result())
+
+        answer.add_done_callback(tell)
 
     def _deliver(self) -> None:
         """Hand on what was said, in one write to each gateway.

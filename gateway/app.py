@@ -1,14 +1,28 @@
 """The composition root: every object of a gateway is made here, opened and closed in one place."""
 
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from fastapi import APIRouter
+
+from adapters.store import AdapterStore
 from engine.client import EngineLost
 from engine.protocol import Counts
 from gateway import redis
+from gateway.adapter_api.callers import Callers
+from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.publisher import Publisher
+from gateway.adapter_api.residents import Residents
+from gateway.adapter_api.routes import adapter_router
+from gateway.adapter_api.staging import Staging
+from gateway.adapter_api.sweep import Sweep
+from gateway.adapter_api.vllm import vllm_router
 from gateway.background import Background
+from gateway.catalog.intake import read_base
+from gateway.catalog.service import Quota
 from gateway.config import Settings
 from gateway.db import Database
 from gateway.fleet.directory import Static
@@ -37,6 +51,7 @@ from gateway.usage.recorder import Recorder
 from gateway.usage.rollups import Rollups
 
 TOKENISING_THREADS = 2
+log = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> "Application":
@@ -58,6 +73,7 @@ class Application:
         self._fleet = Fleet(Static(settings.engines), gateway=new_id("log"))
         self._routes: Asgi | None = None
         self._health: Health | None = None
+        self._sweep: Sweep | None = None
         self.metrics_page = MetricsPage(self._metrics, self._fleet)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,6 +128,7 @@ class Application:
                 records=lambda: recorder.healthy,
                 shared_limits=lambda: not limiter.degraded,
             )
+            residents = Residents(self._fleet, lambda: snapshot.pinned)
             services = Services(
                 gate=Gate(snapshot, open_to_this_machine=settings.open),
                 limiter=limiter,
@@ -122,6 +139,7 @@ class Application:
                 max_body_bytes=settings.max_body_bytes,
                 max_inflight=settings.max_inflight,
                 tariff=snapshot.tariff,
+                residents=residents,
             )
             prompts = Prompts(tokenizer, template, threads)
             deadline_ms = int(settings.request_timeout_s * 1000)
@@ -131,12 +149,40 @@ class Application:
                 snapshot,
                 health=self._health,
                 behind=rest_application(
-                    self._health, base_model=settings.served_model_name, is_open=settings.open
+                    self._health,
+                    base_model=settings.served_model_name,
+                    is_open=settings.open,
+                    routers=self._adapter_routers(services.gate, database, residents),
                 ),
             )
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
+            tasks["pins"] = residents.keep()
+            if self._sweep is not None:
+                tasks["sweep"] = self._sweep.run()
             await stack.enter_async_context(Background(tasks))
             yield
+
+    def _adapter_routers(
+        self, gate: Gate, database: Database, residents: Residents
+    ) -> list[APIRouter]:
+        """None where nobody wrote down what the base is: there is nothing to check against."""
+        settings = self._settings
+        if not settings.base_spec_file.is_file():
+            log.warning("no %s: adapters cannot be uploaded here", settings.base_spec_file)
+            return []
+        store = AdapterStore(settings.adapter_store, max_bytes=settings.max_adapter_bytes)
+        staging = Staging(settings.upload_dir, settings.max_adapter_bytes)
+        publisher = Publisher(
+            database,
+            staging,
+            store,
+            read_base(settings.base_spec_file),
+            Canary(self._fleet, enabled=settings.adapter_canary),
+            quota=Quota(settings.adapters_per_tenant, settings.adapter_bytes_per_tenant),
+        )
+        self._sweep = Sweep(database, staging, store, request_timeout_s=settings.request_timeout_s)
+        callers = Callers(gate, database)
+        return [adapter_router(callers, publisher, residents), vllm_router(callers, publisher)]
 
     def _tasks(
         self, database: Database, snapshot: LiveSnapshot, ledger: Ledger

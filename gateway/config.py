@@ -60,6 +60,11 @@ class DataDir:
         return self.root / "base.json"
 
     @property
+    def uploads(self) -> Path:
+        """Adapters on their way."""
+        return self.root / "uploads"
+
+    @property
     def usage_log(self) -> Path:
         return self.root / "usage"
 
@@ -99,6 +104,10 @@ class Settings:
     limit_deadline_s: float = 0.25  # longest wait for the limit store
     settle_interval_s: float = 0.5  # how often the usage log goes to the database
     orphan_patience_s: float = 60.0  # how long engines may take to tell of a dead run's requests
+    max_adapter_bytes: int = 8 << 30  # of one upload
+    adapters_per_tenant: int = 1000  # versions; a tenant's own quota comes before
+    adapter_bytes_per_tenant: int = 64 << 30
+    adapter_canary: bool = True  # try every upload on an engine before it is published
     rollup_interval_s: float = 5.0  # how often events are added up; reports do not wait for it
 
     def __post_init__(self) -> None:
@@ -136,6 +145,10 @@ class Settings:
     @property
     def base_spec_file(self) -> Path:
         return DataDir(self.data_dir).base_spec
+
+    @property
+    def upload_dir(self) -> Path:
+        return DataDir(self.data_dir).uploads
 
     @property
     def usage_log_dir(self) -> Path:

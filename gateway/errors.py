@@ -5,9 +5,9 @@ retry can help. Services raise these; one handler renders them. Nothing else in 
 chooses a status code. Messages never carry a key, a prompt or another tenant's name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class GatewayError(Exception):
@@ -34,7 +34,7 @@ class GatewayError(Exception):
         self.retry_after = retry_after  # seconds
         self.extra_headers = dict(headers or {})
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         return {
             "error": {
@@ -129,6 +129,34 @@ class ModelNotFound(GatewayError):
 class Conflict(GatewayError):
     status, kind = HTTPStatus.CONFLICT, "invalid_request_error"
     code = "conflict"
+
+
+class AdapterRefused(GatewayError):
+    """The files are no adapter for this base. ``problems`` lists every finding."""
+
+    status, kind = HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request_error"
+    code = "adapter_invalid"
+
+    def __init__(self, message: str, problems: Sequence[str]) -> None:
+        super().__init__(message)
+        self.problems = list(problems)
+
+    def body(self) -> dict[str, Any]:
+        found = super().body()
+        return {"error": {**found["error"], "problems": self.problems}}
+
+
+class OtherBase(AdapterRefused):
+    """Trained on another base of the same shape; ``force`` accepts it all the same."""
+
+    status, code = HTTPStatus.CONFLICT, "base_mismatch"
+    retryable = False
+
+
+class AdapterQuotaExceeded(GatewayError):
+    status, kind = HTTPStatus.FORBIDDEN, "insufficient_quota"
+    code = "adapter_quota_exceeded"
+    retryable = False
 
 
 class BodyTooLarge(GatewayError):

@@ -1,25 +1,45 @@
-"""The application behind the hot routes: the page and the API's description.
+"""The application behind the hot routes: adapters, the page and the API's description.
 
 No request of a tenant's traffic comes through here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
-from gateway.errors import GatewayError, MethodNotAllowed, RouteNotFound
+from gateway.db import DatabaseUnavailable
+from gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    InvalidRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    Unavailable,
+)
 from gateway.health import Health
+from gateway.http import ClientGone
 from gateway.inference.description import paths
 from gateway.page.routes import page_router
 
+BEARER = HTTPBearer(auto_error=False, scheme_name="key")  # for the description; routes check keys
 
-def rest_application(health: Health, *, base_model: str, is_open: bool) -> FastAPI:
+
+def rest_application(
+    health: Health, *, base_model: str, is_open: bool, routers: Iterable[APIRouter] = ()
+) -> FastAPI:
     application = FastAPI(title="Loratorio", docs_url=None, redoc_url=None)
     application.add_exception_handler(HTTPException, _as_openai)  # type: ignore[arg-type]
+    application.add_exception_handler(RequestValidationError, _as_invalid)  # type: ignore[arg-type]
+    for error in (GatewayError, DatabaseUnavailable, ClientGone):
+        application.add_exception_handler(error, _as_told)
+    for router in routers:
+        application.include_router(router, dependencies=[Security(BEARER)])
     application.include_router(page_router(health, base_model=base_model, is_open=is_open))
     application.openapi = _described(application.openapi)  # type: ignore[method-assign]
     return application
@@ -30,11 +50,12 @@ def _described(derived: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, 
 
     def document() -> dict[str, Any]:
         found = derived()
+        components = found.get("components", {})
         schemes = {"key": {"type": "http", "scheme": "bearer"}}
         return {
             **found,
             "paths": {**paths(), **found.get("paths", {})},
-            "components": {**found.get("components", {}), "securitySchemes": schemes},
+            "components": {**components, "securitySchemes": schemes},
         }
 
     return document
@@ -48,3 +69,22 @@ async def _as_openai(request: Request, error: HTTPException) -> Response:
     else:
         told = RouteNotFound(f"Unknown path {request.url.path[:200]}.")
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers())
+
+
+async def _as_invalid(request: Request, error: RequestValidationError) -> Response:
+    """The first field at fault, as everywhere: 400 with its path."""
+    first = error.errors()[0]
+    path = ".".join(str(step) for step in first["loc"][1:])
+    told = InvalidRequest(f"{path or 'body'}: {first['msg']}"[:500], param=path[:200] or None)
+    return JSONResponse(told.body(), status_code=told.status, headers=told.headers())
+
+
+async def _as_told(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to receive it
+    if not isinstance(error, GatewayError):
+        error = Unavailable("The database does not answer; try again later.", retry_after=1.0)
+    headers = error.headers()
+    if isinstance(error, BodyTooLarge):
+        headers["connection"] = "close"  # the rest of the body is not read
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.protocol import AdapterRef
-from gateway.catalog.catalogue import AdapterEntry, Catalogue
+from gateway.catalog.catalogue import AdapterEntry, AliasEntry, Catalogue, GrantEntry
+from gateway.catalog.models import Adapter
 from gateway.catalog.repository import CatalogRepository
 from gateway.catalog.target import Target
 from gateway.db import Database, DatabaseUnavailable, read_epoch
@@ -97,9 +99,9 @@ class LiveSnapshot:
                 raise
             return self.current.keys.any_of(self._open_tenant, now)
 
-    def resolve(self, principal: Principal, name: str) -> Target:
+    def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
         """Raises ModelNotFound: the same for another project's name and for no name at all."""
-        target = self.current.catalogue.resolve(principal.project, name)
+        target = self.current.catalogue.resolve(principal.project, name, subject)
         if principal.models is not None and target.name not in principal.models:
             raise ModelNotFound(name)
         return target
@@ -118,6 +120,11 @@ class LiveSnapshot:
             for target in self.current.catalogue.models(principal.project)
             if principal.models is None or target.name in principal.models
         ]
+
+    @property
+    def pinned(self) -> frozenset[AdapterRef]:
+        """Adapters that tenants want kept close to the engines."""
+        return self.current.catalogue.pinned
 
     def hint(self) -> None:
         """Something may have changed: look now, not at the next poll."""
@@ -160,11 +167,27 @@ class LiveSnapshot:
                 project_name=owners[row.project_id],
                 name=row.name,
                 version=row.version,
-                adapter=AdapterRef(row.digest, row.rank),
+                adapter=_adapter_ref(row),
                 created=int(row.created_at.timestamp()),
+                pinned=row.pinned,
             )
             for row in await CatalogRepository(session).ready()
             if row.project_id in owners
+        ]
+        catalog = CatalogRepository(session)
+        aliases = [
+            AliasEntry(
+                project=row.project_id,
+                name=row.name,
+                adapter_id=row.adapter_id,
+                canary_id=row.canary_id,
+                canary_percent=row.canary_percent,
+            )
+            for row in await catalog.aliases()
+        ]
+        grants = [
+            GrantEntry(owner=row.project_id, name=row.name, grantee=row.grantee_id)
+            for row in await catalog.grants()
         ]
         payers = await IdentityRepository(session).organisations()
         rules = await rule_book(
@@ -176,10 +199,15 @@ class LiveSnapshot:
         return Snapshot(
             epoch,
             KeyDirectory(keys, self._peppers),
-            Catalogue(self._base_model, self._created, adapters),
+            Catalogue(self._base_model, self._created, adapters, aliases, grants),
             rules,
             await LedgerRepository(session).price_book(),
         )
+
+
+def _adapter_ref(row: Adapter) -> AdapterRef:
+    invocation = msgspec.json.decode(row.invocation, type=tuple[int, ...]) if row.invocation else ()
+    return AdapterRef(row.digest, row.rank, invocation)
 
 
 def _scope(listed: list[str] | None) -> tuple[str, ...] | None:

@@ -35,6 +35,12 @@ SPECIAL = {
     "project": f"organisation_id = {ORGANISATION} AND ({ALL_PROJECTS} OR id = {PROJECT})",
     "price": "adapter_id IS NULL OR EXISTS (SELECT 1 FROM adapter a WHERE a.id = adapter_id)",
 }
+# Several foreign keys lead to tenants there; this one says whose the row is.
+OWNED = ("adapter_alias", "adapter_grant", "adapter_upload", "adapter_quota")
+SPECIAL |= {
+    name: f"EXISTS (SELECT 1 FROM project p WHERE p.id = {name}.project_id)"  # noqa: S608
+    for name in OWNED
+}
 # Only appended to, and some of it not by tenants.
 MAY = {
     "price": "SELECT",

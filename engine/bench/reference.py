@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from adapters.pack import PackedAdapter
+from adapters.keys import EMBEDDING, HEAD
+from adapters.pack import Factor, PackedAdapter
 from engine.checkpoint import Checkpoint
 from engine.layers.rotary import rotary_table
 from engine.models.spec import ModelSpec
@@ -30,20 +31,51 @@ class Reference:
 
     @torch.inference_mode()
     def logits(
-        self, sequences: Sequence[Sequence[int]], adapters: Sequence[PackedAdapter | None]
+        self,
+        sequences: Sequence[Sequence[int]],
+        adapters: Sequence[PackedAdapter | None],
+        *,
+        active: Sequence[int] | None = None,
     ) -> list[torch.Tensor]:
-        """Per sequence: [T, V] float32 logits after each token."""
+        """Per sequence: [T, V] float32 logits after each token.
+
+        Args:
+            active: per sequence, the position its adapter is active from (aLoRA).
+        """
         table = self._tensor("model.embed_tokens.weight")
-        states = [table[torch.tensor(s, device=self._device)] for s in sequences]
+        states = [
+            self._changed(table, adapter, EMBEDDING)[torch.tensor(s, device=self._device)]
+            for s, adapter in zip(sequences, adapters, strict=True)
+        ]
+        starts = active or [0] * len(sequences)
         for layer in range(self.spec.num_layers):
             weights = self._layer(layer)
             states = [
-                self._step(x, layer, weights, adapter)
-                for x, adapter in zip(states, adapters, strict=True)
+                self._step(x, layer, weights, adapter, start)
+                for x, adapter, start in zip(states, adapters, starts, strict=True)
             ]
         head = table if self.spec.tied_head else self._tensor("lm_head.weight")
         norm = self._tensor("model.norm.weight")
-        return [self._norm(x, norm) @ head.t() for x in states]
+        return [
+            self._norm(x, norm) @ self._changed(head, adapter, HEAD).t()
+            for x, adapter in zip(states, adapters, strict=True)
+        ]
+
+    def _changed(
+        self, weight: torch.Tensor, adapter: PackedAdapter | None, name: str
+    ) -> torch.Tensor:
+        """The embeddings or the head with an adapter's changes."""
+        table = adapter.tables.get(name) if adapter else None
+        if table is None:
+            return weight
+        whole = weight if table.whole is None else table.whole.to(self._device, torch.float32)
+        changed = whole.clone()
+        if table.rows is not None:
+            ids = torch.tensor(table.ids, device=self._device)
+            changed[ids] = table.rows.to(self._device, torch.float32)
+        if table.low is not None and table.high is not None:
+            changed += (table.low.float() @ table.high.float()).to(self._device)
+        return changed
 
     def _layer(self, layer: int) -> dict[str, torch.Tensor]:
         prefix = f"model.layers.{layer}"
@@ -73,14 +105,15 @@ class Reference:
         layer: int,
         weights: Mapping[str, torch.Tensor],
         adapter: PackedAdapter | None,
+        start: int = 0,
     ) -> torch.Tensor:
         def linear(module: str, inputs: torch.Tensor) -> torch.Tensor:
             block = "self_attn" if module in ATTENTION else "mlp"
-            y = inputs @ weights[module].t() + weights.get(f"{block}.{module}.bias", 0.0)
+            weight, bias = weights[module], weights.get(f"{block}.{module}.bias")
+            y = F.linear(inputs, weight, bias)
             factor = adapter.factors.get((layer, module)) if adapter else None
             if factor is not None:
-                a, b = (t.to(self._device, torch.float32) for t in (factor.a, factor.b))
-                y = y + inputs @ a.t() @ b.t()
+                y[start:] = self._adapted(inputs[start:], weight, bias, factor)
             return y
 
         h = self._norm(x, weights["input_layernorm.weight"])
@@ -94,6 +127,24 @@ class Reference:
         h = self._norm(x, weights["post_attention_layernorm.weight"])
         gate, up = linear("gate_proj", h), linear("up_proj", h)
         return x + linear("down_proj", F.silu(gate) * up)
+
+    def _adapted(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        factor: Factor,
+    ) -> torch.Tensor:
+        """PEFT's words: the delta is made whole, DoRA scales W + delta to its norms."""
+
+        def put(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(self._device, torch.float32)
+
+        whole = weight + put(factor.b) @ put(factor.a)
+        if factor.magnitude is not None:
+            whole = whole * (put(factor.magnitude) / whole.norm(dim=1))[:, None]
+        y = F.linear(x, whole, bias if factor.bias is None else put(factor.bias))
+        return y if factor.lora_bias is None else y + put(factor.lora_bias)
 
     def _seen(self, length: int, layer: int) -> torch.Tensor:
         """bool [T, T]: whether a query (row) sees a key."""

@@ -1,11 +1,13 @@
 """What every public model name means, in memory. Reads no database.
 
-Within a project: the base's served name (reserved: no adapter can take it), ``alias`` for the
-newest version, and ``alias@version``. A foreign name and a missing one are the same refusal.
+Within a project: the base's served name (reserved: no adapter can take it), ``name`` for the newest
+version, ``name@version``, and aliases, which come before names. Then what other projects granted,
+where no name of its own is in the way. A foreign name and a missing one are the same refusal.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from engine.protocol import AdapterRef
 from gateway.catalog.target import Target
@@ -25,12 +27,48 @@ class AdapterEntry:
     version: int
     adapter: AdapterRef
     created: int  # unix seconds
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasEntry:
+    project: str
+    name: str
+    adapter_id: str
+    canary_id: str | None = None
+    canary_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantEntry:
+    owner: str  # project
+    name: str  # of its adapter
+    grantee: str  # project
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    target: Target
+    canary: Target | None = None
+    percent: int = 0
+
+    def for_subject(self, subject: str) -> Target:
+        if self.canary is None or _place(self.target.public_name, subject) >= self.percent:
+            return self.target
+        return self.canary
 
 
 class Catalogue:
     """Immutable; a change makes another one."""
 
-    def __init__(self, base_model: str, created: int, entries: Iterable[AdapterEntry]) -> None:
+    def __init__(
+        self,
+        base_model: str,
+        created: int,
+        entries: Iterable[AdapterEntry],
+        aliases: Iterable[AliasEntry] = (),
+        grants: Iterable[GrantEntry] = (),
+    ) -> None:
         self.base = Target(
             public_name=base_model,
             base_model=base_model,
@@ -38,35 +76,60 @@ class Catalogue:
             name=base_model,
             owner=BASE_OWNER,
         )
-        self._targets: dict[str, dict[str, Target]] = {}  # project -> public name -> target
-        self._listed: dict[str, list[Target]] = {}  # project -> newest versions, by name
-        newest: dict[tuple[str, str], AdapterEntry] = {}
-        for entry in sorted(entries, key=lambda entry: entry.version):
-            self._name(entry, f"{entry.name}@{entry.version}")
-            newest[entry.project, entry.name] = entry
-        for _, entry in sorted(newest.items()):
-            if entry.name != base_model:
-                target = self._name(entry, entry.name)
-                self._listed.setdefault(entry.project, []).append(target)
+        self._meanings: dict[str, dict[str, _Meaning]] = {}  # project -> public name
+        self._listed: dict[str, list[Target]] = {}  # project -> what a client is shown, by name
+        ordered = sorted(entries, key=lambda entry: entry.version)
+        self.pinned = frozenset(entry.adapter for entry in ordered if entry.pinned)
+        self._name_versions(ordered)
+        self._name_aliases(aliases, {entry.id: entry for entry in ordered})
+        self._share(grants)
+        for project, meanings in self._meanings.items():
+            shown = sorted(name for name in meanings if "@" not in name and name != base_model)
+            self._listed[project] = [meanings[name].target for name in shown]
 
-    def resolve(self, project: str, name: str) -> Target:
-        """Raises ModelNotFound."""
+    def resolve(self, project: str, name: str, subject: str = "") -> Target:
+        """``subject``: who asks, for a canary's share. Raises ModelNotFound."""
         if name == self.base.public_name:
             return self.base
-        target = self._mine(project).get(name)
-        if target is None:
+        meaning = self._meanings.get(project, {}).get(name)
+        if meaning is None:
             raise ModelNotFound(name)
-        return target
+        return meaning.for_subject(subject)
 
     def models(self, project: str) -> list[Target]:
         """The base, then the project's adapters by name: what ``/v1/models`` lists."""
         return [self.base, *self._listed.get(project, ())]
 
-    def _mine(self, project: str) -> Mapping[str, Target]:
-        return self._targets.get(project, {})
+    def _name_versions(self, ordered: Iterable[AdapterEntry]) -> None:
+        for entry in ordered:
+            mine = self._meanings.setdefault(entry.project, {})
+            for name in (f"{entry.name}@{entry.version}", entry.name):  # the last is the newest
+                mine[name] = _Meaning(self._target(entry, name))
 
-    def _name(self, entry: AdapterEntry, public_name: str) -> Target:
-        target = Target(
+    def _name_aliases(
+        self, aliases: Iterable[AliasEntry], by_id: Mapping[str, AdapterEntry]
+    ) -> None:
+        for alias in aliases:
+            entry, canary = by_id.get(alias.adapter_id), by_id.get(alias.canary_id or "")
+            if entry is None:
+                continue
+            self._meanings.setdefault(alias.project, {})[alias.name] = _Meaning(
+                self._target(entry, alias.name),
+                self._target(canary, alias.name) if canary else None,
+                alias.canary_percent,
+            )
+
+    def _share(self, grants: Iterable[GrantEntry]) -> None:
+        own = {project: frozenset(names) for project, names in self._meanings.items()}
+        for grant in grants:
+            theirs, mine = own.get(grant.owner, frozenset()), own.get(grant.grantee, frozenset())
+            for name in theirs - mine:
+                if name.partition("@")[0] == grant.name:
+                    meaning = self._meanings[grant.owner][name]
+                    self._meanings.setdefault(grant.grantee, {}).setdefault(name, meaning)
+
+    def _target(self, entry: AdapterEntry, public_name: str) -> Target:
+        return Target(
             public_name=public_name,
             base_model=self.base.public_name,
             adapter=entry.adapter,
@@ -75,5 +138,9 @@ class Catalogue:
             name=entry.name,
             owner=entry.project_name,
         )
-        self._targets.setdefault(entry.project, {})[public_name] = target
-        return target
+
+
+def _place(alias: str, subject: str) -> int:
+    """0 to 99: where somebody stands in a canary's queue, always the same."""
+    digest = blake2b(f"{alias}/{subject}".encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest) % 100

@@ -28,13 +28,17 @@ class Gate:
 
     def admit(self, request: Request) -> Principal:
         """Raises Unauthenticated, InvalidRequest for more than one key, PermissionDenied."""
-        if self._open and not is_local(request):
-            raise PermissionDenied("This server is open to clients on its own machine only.")
-        principal = self._keys.authenticate(self._key(request))
+        principal = self.identify(request)
         if principal.admin:
             raise PermissionDenied("Admin keys cannot call inference routes.")
         require_scope(principal, request)
         return principal
+
+    def identify(self, request: Request) -> Principal:
+        """As ``admit``, but admin keys too."""
+        if self._open and not is_local(request):
+            raise PermissionDenied("This server is open to clients on its own machine only.")
+        return self._keys.authenticate(self._key(request))
 
     def _key(self, request: Request) -> str:
         values = request.headers(b"authorization")

@@ -15,8 +15,8 @@ from gateway.inference.wire import Options, read_chat, read_completion
 
 
 class Names(Protocol):
-    def resolve(self, principal: Principal, name: str) -> Target:
-        """Raises ModelNotFound."""
+    def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
+        """``subject``: who asks, for a canary's share. Raises ModelNotFound."""
         ...
 
 
@@ -31,7 +31,7 @@ class Intake:
 
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_chat(body)
-        target = self._names.resolve(principal, asked.options.model)
+        target = self._names.resolve(principal, asked.options.model, subject_of(body))
         tokens = await self._prompts.of_chat(asked.messages)
         return self._order(
             request_id, principal, target, options=asked.options, prompts=[tokens], param="messages"
@@ -39,7 +39,7 @@ class Intake:
 
     async def completion(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_completion(body)
-        target = self._names.resolve(principal, asked.options.model)
+        target = self._names.resolve(principal, asked.options.model, subject_of(body))
         several = len(asked.prompts) > 1
         prompts, echoes = [], []
         for i, prompt in enumerate(asked.prompts):
@@ -98,3 +98,12 @@ class Intake:
     def _text(self, tokens: Sequence[int]) -> str:
         detokenizer = Detokenizer(self._prompts.tokenizer)
         return detokenizer.feed(tokens) + detokenizer.flush()
+
+
+def subject_of(body: Object) -> str:
+    """Who asks, for a canary: the end user, else the conversation by how it began."""
+    for field in ("user", "safety_identifier", "prompt_cache_key"):
+        if isinstance(named := body.get(field), str) and named:
+            return named
+    messages = body.get("messages")
+    return repr(messages[:2] if isinstance(messages, list) else body.get("prompt"))[:2000]

@@ -7,6 +7,7 @@ authenticate → parse, resolve, tokenise → reserve         here
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -62,10 +63,15 @@ class Pipeline:
         try:
             frames = endpoint.frames(order, self._do.tokenizer, created=int(time.time()))
             call = Call(self._do, order, Hold(lease, demand, tariff), frames=frames, reply=reply)
-            await call.run(request)
+            with self._using(order):
+                await call.run(request)
         finally:
             self._inflight -= 1
             self._do.metrics.inflight.set(self._inflight)
+
+    def _using(self, order: Order) -> AbstractContextManager[None]:
+        residents = self._do.residents
+        return residents.using(order.target.adapter_id) if residents else nullcontext()
 
     async def _count_refused(self, principal: Principal, reply: Reply) -> None:
         """A request that is refused counts as one all the same. Raises RequestsLimited."""

@@ -1,6 +1,7 @@
 """What a request needs on its way, made once by the composition root."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -32,6 +33,12 @@ class Recorder(Protocol):
         ...
 
 
+class Residents(Protocol):
+    def using(self, adapter_id: str | None) -> AbstractContextManager[None]:
+        """While a request runs on an adapter."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     gate: Gate
@@ -43,3 +50,4 @@ class Services:
     max_body_bytes: int
     max_inflight: int
     tariff: TariffOf = unpriced
+    residents: Residents | None = None  # None: nobody waits for adapters to be free

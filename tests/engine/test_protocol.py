@@ -42,6 +42,7 @@ TO_ENGINE = [
     protocol.Drain(),
     protocol.AskMetrics(),
     protocol.AskCounts(["r1", "r2"]),
+    protocol.AskReference("r", AdapterRef("d", 8, (5, 6)), [1, 2, 3], [[4], [5, 6]]),
     protocol.AskRecorded(10, 500),
 ]  # fmt: skip
 TO_GATEWAY = [
@@ -56,6 +57,7 @@ TO_GATEWAY = [
     Load(1, 2, 3, 4, ["d1"]),
     protocol.Metrics("# HELP"),
     Counts("r1", "b", 3, 4, True),
+    protocol.Verdict("r", [[-0.5], [-1.0, -2.0]], 3),
     protocol.Recorded([Counts("r1", "b", 3, 4, True)]),
     protocol.Goodbye("drained"),
 ]

@@ -102,7 +102,7 @@ class FakeSnapshot:
             return self.keys[self.open_tenant]
         raise Unauthenticated
 
-    def resolve(self, principal: Principal, name: str) -> Target:
+    def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
         if name == BASE:
             return Target(public_name=name, base_model=BASE, created=1, owner="loratorio")
         adapter = self.adapters.get((principal.project, name))

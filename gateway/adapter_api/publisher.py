@@ -1,0 +1,143 @@
+"""From a complete upload to a published version: validated, tried by an engine, stored, named.
+
+Nothing reaches an engine before it was validated, and nothing gets a name before an engine tried
+it. A refusal keeps all reasons in the upload's row. Belongs to one event loop; blocking work runs
+in threads, one upload at a time.
+"""
+
+import asyncio
+import logging
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from adapters.base_spec import BaseSpec
+from adapters.errors import AdapterError, AdapterInvalid, WrongBase
+from adapters.validate import LoadReport, validate
+from engine.protocol import AdapterRef
+from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.staging import Staging
+from gateway.catalog.models import Adapter, AdapterUpload, UploadState
+from gateway.catalog.repository import UploadRepository
+from gateway.catalog.service import CatalogService, Facts, Quota
+from gateway.db import Database, DatabaseUnavailable
+from gateway.errors import AdapterRefused, GatewayError, OtherBase
+
+log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    def put(self, directory: Path) -> str:
+        """Copies it in, by its digest. Raises AdapterError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    adapter: Adapter
+    report: dict[str, Any]
+
+
+class Publisher:
+    def __init__(
+        self,
+        database: Database,
+        staging: Staging,
+        store: Store,
+        base: BaseSpec,
+        canary: Canary,
+        *,
+        quota: Quota,
+    ) -> None:
+        """``quota``: of projects that have none of their own."""
+        self.database, self.staging, self.quota = database, staging, quota
+        self._store, self._base, self._canary = store, base, canary
+        self._turn = asyncio.Lock()
+
+    async def finish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
+        """The upload was claimed. Its row says how it ended; raises GatewayError as well."""
+        try:
+            async with self._turn:
+                accepted = await self._publish(upload, sums)
+        except GatewayError as error:
+            await self._settle(upload, UploadState.FAILED, error.body()["error"])
+            await asyncio.to_thread(self.staging.discard, upload.id)
+            raise
+        await asyncio.to_thread(self.staging.discard, upload.id)
+        return accepted
+
+    async def admit(
+        self, folder: Path, *, fingerprint: str = "", force: bool = False
+    ) -> tuple[AdapterRef, Facts, dict[str, Any]]:
+        """Validate, store and try one directory. Raises GatewayError."""
+        report = await asyncio.to_thread(self._validated, folder, fingerprint, force)
+        adapter = AdapterRef(report.digest, report.rank, report.invocation)
+        await self._stored(folder, report)
+        tried = await self._canary.run(adapter)
+        warnings = [*report.warnings, *tried.warnings]
+        facts = {**asdict(report), "warnings": warnings, "canary": tried.facts()}
+        facts["pages"] = tried.pages
+        kept = Facts(
+            nbytes=report.nbytes,
+            report=orjson.dumps(facts).decode(),
+            invocation=orjson.dumps(report.invocation).decode() if report.invocation else None,
+        )
+        return adapter, kept, facts
+
+    async def _publish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
+        await self._note(upload, "putting the parts together")
+        folder = await asyncio.to_thread(self.staging.assemble, upload.id, sums)
+        await self._note(upload, "validating, storing and trying it on an engine")
+        adapter, facts, report = await self.admit(
+            folder, fingerprint=upload.base_fingerprint, force=upload.force
+        )
+        async with self.database.publish() as session:
+            service = CatalogService(session, upload.project_id, datetime.now(UTC))
+            await service.require_room(self.quota, nbytes=facts.nbytes)
+            row = await service.publish(upload.name, adapter, facts)
+            await session.flush()
+            if upload.alias:
+                await service.set_alias(upload.alias, f"{row.name}@{row.version}")
+            mine = await UploadRepository(session, upload.project_id).one(upload.id)
+            if mine is not None:
+                mine.state, mine.adapter_id, mine.detail = UploadState.READY, row.id, None
+                mine.changed_at = datetime.now(UTC)
+        return Accepted(row, report)
+
+    def _validated(self, folder: Path, fingerprint: str, force: bool) -> LoadReport:
+        try:
+            return validate(folder, self._base, fingerprint=fingerprint, force=force)
+        except WrongBase as error:
+            text = f"{error}. Send force=true to publish it all the same."
+            raise OtherBase(text, error.problems) from error
+        except AdapterInvalid as error:
+            raise AdapterRefused(str(error), error.problems) from error
+
+    async def _stored(self, folder: Path, report: LoadReport) -> None:
+        try:
+            digest = await asyncio.to_thread(self._store.put, folder)
+        except AdapterInvalid as error:
+            raise AdapterRefused(str(error), error.problems) from error
+        except (AdapterError, OSError) as error:
+            log.error("the adapter store refused %s: %s", report.digest, error)
+            raise GatewayError("The adapter could not be stored; try again later.") from error
+        if digest != report.digest:
+            raise AdapterRefused("the files changed while they were read", ["files: changed"])
+
+    async def _note(self, upload: AdapterUpload, stage: str) -> None:
+        await self._settle(upload, UploadState.VALIDATING, {"stage": stage})
+
+    async def _settle(
+        self, upload: AdapterUpload, state: UploadState, detail: dict[str, Any]
+    ) -> None:
+        try:
+            async with self.database.unit_of_work() as session:
+                row = await UploadRepository(session, upload.project_id).one(upload.id)
+                if row is not None:
+                    row.state, row.detail = state, orjson.dumps(detail).decode()
+                    row.changed_at = datetime.now(UTC)
+        except DatabaseUnavailable as error:
+            log.warning("upload %s: its state could not be noted: %s", upload.id, error)

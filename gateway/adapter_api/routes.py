@@ -1,0 +1,373 @@
+"""``/v1/adapters``: a tenant's adapters from upload to retirement.
+
+Paths under ``uploads``, ``aliases`` and ``quota`` are why no adapter can have those names. What is
+somebody else's is the same 404 as what does not exist. Nobody's request reaches a file by name.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.adapter_api.callers import Caller, Callers
+from gateway.adapter_api.forms import (
+    CompleteUpload,
+    CreateUpload,
+    SetAlias,
+    SetQuota,
+    alias_of,
+    upload_of,
+    version_of,
+)
+from gateway.adapter_api.multipart import receive_form
+from gateway.adapter_api.publisher import Accepted, Publisher
+from gateway.adapter_api.residents import Residents
+from gateway.catalog.models import AdapterUpload, UploadState
+from gateway.catalog.repository import AdapterRepository, UploadRepository
+from gateway.catalog.service import CatalogService, Quota, checked_adapter, parse_reference
+from gateway.errors import Conflict, InvalidRequest, ResourceNotFound
+from gateway.http import BODY_SECONDS, ClientGone
+from gateway.http import Request as RawRequest
+from gateway.ids import new_id
+
+Json = dict[str, Any]
+Tenant = Annotated[str | None, Query(description="admin keys: whose adapters", max_length=64)]
+
+
+def adapter_router(callers: Callers, publisher: Publisher, residents: Residents) -> APIRouter:
+    router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+    desk = _Desk(publisher, residents)
+
+    async def caller(request: Request, tenant: Tenant = None) -> Caller:
+        return await callers.identify(RawRequest(request.scope, request.receive), tenant)
+
+    Who = Annotated[Caller, Depends(caller)]
+
+    @router.get("", summary="Your adapters: names, versions and aliases")
+    async def list_adapters(who: Who) -> Json:
+        return await desk.listed(who)
+
+    @router.post("", status_code=201, summary="Upload and publish in one multipart request")
+    async def upload_whole(request: Request, who: Who) -> Json:
+        return await desk.upload_whole(request, who)
+
+    @router.post("/uploads", status_code=201, summary="Begin an upload in parts")
+    async def begin(form: CreateUpload, who: Who) -> Json:
+        return await desk.begin(form, who)
+
+    @router.get("/uploads/{upload}", summary="How far an upload is, and which parts arrived")
+    async def status(upload: str, who: Who) -> Json:
+        return await desk.status(upload, who)
+
+    @router.put("/uploads/{upload}/{file}/{part}", summary="Send one part; again if it was cut")
+    async def write_part(upload: str, file: str, part: int, request: Request, who: Who) -> Json:
+        return await desk.write_part(request, who, (upload, file, part))
+
+    @router.post("/uploads/{upload}/complete", summary="Validate, try on an engine, publish")
+    async def complete(upload: str, form: CompleteUpload, who: Who, response: Response) -> Json:
+        return await desk.complete(upload, form, who, response)
+
+    @router.delete("/uploads/{upload}", status_code=204, summary="Give an upload up")
+    async def abort(upload: str, who: Who) -> None:
+        await desk.abort(upload, who)
+
+    @router.get("/aliases", summary="Your aliases")
+    async def aliases(who: Who) -> Json:
+        async with publisher.database.reading(within=who.tenancy) as session:
+            names = await _names(session, who)
+            rows = await _service(session, who).aliases()
+            return {"object": "list", "data": [alias_of(row, names) for row in rows]}
+
+    @router.put("/aliases/{alias}", summary="Switch an alias at once, or give a canary its share")
+    async def set_alias(alias: str, form: SetAlias, who: Who) -> Json:
+        canary = form.canary
+        async with publisher.database.publish(within=who.tenancy) as session:
+            row = await _service(session, who).set_alias(
+                alias,
+                form.version,
+                canary=canary.version if canary else None,
+                percent=canary.percent if canary else 0,
+            )
+            return alias_of(row, await _names(session, who))
+
+    @router.post(
+        "/aliases/{alias}/rollback", summary="End the canary, or return to the version before"
+    )
+    async def roll_back(alias: str, who: Who) -> Json:
+        async with publisher.database.publish(within=who.tenancy) as session:
+            row = await _service(session, who).roll_back(alias)
+            return alias_of(row, await _names(session, who))
+
+    @router.delete("/aliases/{alias}", status_code=204, summary="Forget an alias")
+    async def delete_alias(alias: str, who: Who) -> None:
+        async with publisher.database.publish(within=who.tenancy) as session:
+            await _service(session, who).delete_alias(alias)
+
+    @router.get("/quota", summary="How many adapters and bytes you may keep, and keep")
+    async def quota(who: Who) -> Json:
+        return await desk.quota(who)
+
+    @router.put("/quota", summary="Set a tenant's quota (admin keys)")
+    async def set_quota(form: SetQuota, who: Who) -> Json:
+        who.require_admin()
+        async with publisher.database.unit_of_work(within=who.tenancy) as session:
+            await _service(session, who).set_quota(Quota(form.max_adapters, form.max_bytes))
+        return await desk.quota(who)
+
+    @router.get("/{adapter}", summary="All versions of an adapter, or one (name@3) with its report")
+    async def one(adapter: str, who: Who) -> Json:
+        return await desk.one(adapter, who)
+
+    @router.post("/{adapter}/retire", summary="Take no new requests; name or name@3")
+    async def retire(adapter: str, who: Who) -> Json:
+        return await desk.retire(adapter, who, wait_s=0.0)
+
+    @router.delete("/{adapter}", summary="Retire, and answer once no request runs on it")
+    async def delete(
+        adapter: str,
+        who: Who,
+        response: Response,
+        wait_s: Annotated[float, Query(ge=0, le=600)] = 30.0,
+    ) -> Json:
+        found = await desk.retire(adapter, who, wait_s=wait_s)
+        response.status_code = HTTPStatus.ACCEPTED if found["running"] else HTTPStatus.OK
+        return found
+
+    @router.put("/{adapter}/pin", summary="Keep it close to the engines")
+    async def pin(adapter: str, who: Who) -> Json:
+        return await desk.pin(adapter, who, pinned=True)
+
+    @router.delete("/{adapter}/pin", summary="Stop doing so")
+    async def unpin(adapter: str, who: Who) -> Json:
+        return await desk.pin(adapter, who, pinned=False)
+
+    @router.post("/{adapter}/prefetch", status_code=202, summary="Bring it to every engine now")
+    async def prefetch(adapter: str, who: Who) -> Json:
+        async with publisher.database.reading(within=who.tenancy) as session:
+            row = await _service(session, who).ready(adapter)
+        return {**version_of(row), "engines": residents.prefetch(row.digest, row.rank)}
+
+    @router.put("/{adapter}/grants/{grantee}", summary="Let a tenant use it (admin keys)")
+    async def grant(adapter: str, grantee: str, who: Who) -> Json:
+        who.require_admin()
+        project = await callers.project(who.principal, grantee)
+        async with publisher.database.publish() as session:
+            await _service(session, who).grant(adapter, project)
+        return {"object": "adapter.grant", "adapter": adapter, "tenant": grantee}
+
+    @router.delete("/{adapter}/grants/{grantee}", status_code=204, summary="End that (admin keys)")
+    async def revoke_grant(adapter: str, grantee: str, who: Who) -> None:
+        who.require_admin()
+        project = await callers.project(who.principal, grantee)
+        async with publisher.database.publish() as session:
+            await _service(session, who).revoke_grant(adapter, project)
+
+    return router
+
+
+class _Desk:
+    """What the longer routes do."""
+
+    def __init__(self, publisher: Publisher, residents: Residents) -> None:
+        self._publisher, self._residents = publisher, residents
+        self._database, self._staging = publisher.database, publisher.staging
+        self._running: set[asyncio.Task[Accepted]] = set()
+
+    async def listed(self, who: Caller) -> Json:
+        async with self._database.reading(within=who.tenancy) as session:
+            rows = await AdapterRepository(session, who.project).all()
+        names: dict[str, list[Json]] = {}
+        for row in rows:
+            names.setdefault(row.name, []).append(version_of(row))
+        data = [
+            {"object": "adapter", "adapter": name, "versions": versions}
+            for name, versions in names.items()
+        ]
+        return {"object": "list", "data": data}
+
+    async def begin(self, form: CreateUpload, who: Caller) -> Json:
+        row = await self._new(form, who)
+        return upload_of(row, {})
+
+    async def upload_whole(self, request: Request, who: Caller) -> Json:
+        form, files = await receive_form(request, limit=self._staging.max_bytes)
+        row = await self._new(form, who)
+        try:
+            for name, pieces in files.items():
+                number = 1
+                for sized in pieces.parts():
+                    await self._staging.write_part(row.id, name, number, sized, "")
+                    number += 1
+        except BaseException:
+            await asyncio.shield(self._drop(row, who))
+            raise
+        finally:
+            for pieces in files.values():
+                pieces.close()
+        if not await self._claim(row.id, who):
+            raise Conflict("the upload was given up meanwhile")
+        return _published(await asyncio.shield(self._start(row, {})))
+
+    async def status(self, upload: str, who: Caller) -> Json:
+        row = await self._find(upload, who)
+        return upload_of(row, await asyncio.to_thread(self._staging.parts, row.id))
+
+    async def write_part(self, request: Request, who: Caller, place: tuple[str, str, int]) -> Json:
+        upload, file, number = place
+        row = await self._find(upload, who)
+        if row.state != UploadState.UPLOADING:
+            raise Conflict(f"the upload is {row.state}; no part is taken any more")
+        sha256 = request.headers.get("x-content-sha256", "")
+        part = await self._staging.write_part(row.id, file, number, _body(request), sha256)
+        return {"object": "adapter.part", "file": file, "part": number, "bytes": part.nbytes}
+
+    async def complete(
+        self, upload: str, form: CompleteUpload, who: Caller, response: Response
+    ) -> Json:
+        row = await self._find(upload, who)
+        if not await self._claim(row.id, who):
+            raise Conflict(f"the upload is {(await self._find(upload, who)).state}")
+        task = self._start(row, form.sha256)
+        if form.wait:
+            return _published(await asyncio.shield(task))
+        response.status_code = HTTPStatus.ACCEPTED
+        return await self.status(upload, who)
+
+    async def abort(self, upload: str, who: Caller) -> None:
+        row = await self._find(upload, who)
+        if row.state == UploadState.VALIDATING:
+            raise Conflict("the upload is being validated; wait until that has ended")
+        await self._drop(row, who)
+
+    async def one(self, reference: str, who: Caller) -> Json:
+        _, version = parse_reference(reference)
+        async with self._database.reading(within=who.tenancy) as session:
+            service = _service(session, who)
+            rows = await service.versions(reference)
+            names = await _names(session, who)
+            mine = {row.id for row in rows}
+            led = [a for a in await service.aliases() if mine & {a.adapter_id, a.canary_id}]
+        if version is not None:
+            return version_of(rows[0], report=True)
+        return {
+            "object": "adapter",
+            "adapter": reference,
+            "versions": [version_of(row) for row in rows],
+            "aliases": [alias_of(alias, names) for alias in led],
+        }
+
+    async def retire(self, reference: str, who: Caller, *, wait_s: float) -> Json:
+        async with self._database.publish(within=who.tenancy) as session:
+            rows = await _service(session, who).retire(reference)
+        ids = [row.id for row in rows]
+        running = await self._residents.drained(ids, timeout_s=wait_s)
+        return {
+            "object": "adapter",
+            "versions": [version_of(row) for row in rows],
+            "running": running,
+        }
+
+    async def pin(self, reference: str, who: Caller, *, pinned: bool) -> Json:
+        async with self._database.publish(within=who.tenancy) as session:
+            rows = await _service(session, who).pin(reference, pinned)
+        for row in rows if pinned else ():
+            self._residents.prefetch(row.digest, row.rank)
+        return {"object": "adapter", "versions": [version_of(row) for row in rows]}
+
+    async def quota(self, who: Caller) -> Json:
+        async with self._database.reading(within=who.tenancy) as session:
+            service = _service(session, who)
+            limit, used = await service.quota(self._publisher.quota), await service.used()
+        return {
+            "object": "adapter.quota",
+            "max_adapters": limit.max_adapters,
+            "max_bytes": limit.max_bytes,
+            "adapters": used.max_adapters,
+            "bytes": used.max_bytes,
+        }
+
+    async def _new(self, form: CreateUpload, who: Caller) -> AdapterUpload:
+        checked_adapter(form.name, param="name")
+        if form.alias is not None:
+            checked_adapter(form.alias, param="alias")
+        now = datetime.now(UTC)
+        row = AdapterUpload(
+            id=new_id("upl"),
+            project_id=who.project,
+            name=form.name,
+            alias=form.alias,
+            state=UploadState.UPLOADING,
+            force=form.force,
+            base_fingerprint=form.base_fingerprint,
+            detail=None,
+            adapter_id=None,
+            created_at=now,
+            changed_at=now,
+        )
+        async with self._database.unit_of_work(within=who.tenancy) as session:
+            await _service(session, who).require_room(self._publisher.quota, adapters=1)
+            UploadRepository(session, who.project).add(row)
+        await asyncio.to_thread(self._staging.begin, row.id)
+        return row
+
+    async def _find(self, upload: str, who: Caller) -> AdapterUpload:
+        async with self._database.reading(within=who.tenancy) as session:
+            row = await UploadRepository(session, who.project).one(upload)
+        if row is None:
+            raise ResourceNotFound("no such upload")
+        return row
+
+    async def _claim(self, upload: str, who: Caller) -> bool:
+        async with self._database.unit_of_work(within=who.tenancy) as session:
+            return await UploadRepository(session, who.project).claim(upload)
+
+    async def _drop(self, row: AdapterUpload, who: Caller) -> None:
+        async with self._database.unit_of_work(within=who.tenancy) as session:
+            rows = UploadRepository(session, who.project)
+            mine = await rows.one(row.id)
+            if mine is not None:
+                await rows.remove(mine)
+        await asyncio.to_thread(self._staging.discard, row.id)
+
+    def _start(self, row: AdapterUpload, sums: dict[str, str]) -> asyncio.Task[Accepted]:
+        """Goes on when the client leaves; its outcome is in the upload's row."""
+        task = asyncio.create_task(self._publisher.finish(row, sums), name=f"publish {row.id}")
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Accepted]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; nobody may
+
+
+def _published(accepted: Accepted) -> Json:
+    return {**version_of(accepted.adapter), "report": accepted.report}
+
+
+def _service(session: Any, who: Caller) -> CatalogService:
+    return CatalogService(session, who.project, datetime.now(UTC))
+
+
+async def _names(session: Any, who: Caller) -> dict[str, str]:
+    rows = await AdapterRepository(session, who.project).all()
+    return {row.id: f"{row.name}@{row.version}" for row in rows}
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    """A raw body, piece by piece. Raises ClientGone, InvalidRequest when it stalls."""
+    while True:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await request.receive()
+        except TimeoutError:
+            raise InvalidRequest("The body stalled.", code="timeout") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return

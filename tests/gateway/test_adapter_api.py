@@ -1,0 +1,394 @@
+"""An adapter's life over HTTP: uploaded, refused or published, aliased, granted, retired."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from adapters.store import AdapterStore
+from gateway.adapter_api import staging as staging_module
+from gateway.adapter_api.callers import Callers
+from gateway.adapter_api.canary import Canary, divergence
+from gateway.adapter_api.publisher import Publisher
+from gateway.adapter_api.residents import Residents
+from gateway.adapter_api.routes import adapter_router
+from gateway.adapter_api.staging import Staging
+from gateway.adapter_api.sweep import Sweep
+from gateway.adapter_api.vllm import vllm_router
+from gateway.catalog.service import Quota
+from gateway.db import Database
+from gateway.fleet.directory import Static
+from gateway.fleet.fleet import Fleet
+from gateway.health import Health
+from gateway.identity.pepper import Peppers
+from gateway.identity.service import IdentityService, KeyTerms
+from gateway.inference.gate import Gate
+from gateway.rest import rest_application
+from gateway.snapshot import LiveSnapshot
+from tests.adapters.builders import BASE, config, lora, write_adapter
+
+NOW = datetime.now(UTC)
+BASED = replace(BASE, names=("some/base",))
+
+
+@dataclass
+class World:
+    http: httpx2.AsyncClient
+    database: Database
+    live: LiveSnapshot
+    root: Path
+    residents: Residents
+    sweep: Sweep
+    keys: dict[str, str]
+
+    def auth(self, who: str = "acme") -> dict[str, str]:
+        return {"authorization": f"Bearer {self.keys[who]}"}
+
+    async def call(self, method: str, path: str, who: str = "acme", **more: object):
+        return await self.http.request(method, path, headers=self.auth(who), **more)  # type: ignore[arg-type]
+
+    async def push(self, name: str, folder: Path, who: str = "acme", **fields: str):
+        files = [("files", (file.name, file.read_bytes())) for file in sorted(folder.iterdir())]  # noqa: ASYNC240
+        return await self.call(
+            "POST", "/v1/adapters", who, files=files, data={"name": name, **fields}
+        )
+
+    async def meaning(self, name: str, who: str = "acme", subject: str = "") -> str | None:
+        await self.live.refresh()
+        principal = self.live.authenticate(self.keys[who])
+        target = self.live.resolve(principal, name, subject)
+        return target.adapter.digest if target.adapter else None
+
+    @property
+    def leftovers(self) -> list[Path]:
+        return [*(self.root / "uploads").glob("*"), *(self.root / "store/incoming").glob("*")]
+
+
+@asynccontextmanager
+async def opened(database: Database, root: Path, **limits: int) -> AsyncIterator[World]:
+    peppers = Peppers.load(None, root / "pepper")
+    keys = {}
+    async with database.publish() as session:
+        service = IdentityService(session, NOW)
+        for name in ("acme", "globex"):
+            project = await service.create_project(name)
+            keys[name] = service.issue(project, KeyTerms(), peppers=peppers).text
+        owner = await service.organisation("default")
+        keys["admin"] = service.issue_admin(owner, KeyTerms(), peppers=peppers).text
+    live = LiveSnapshot(database, peppers, base_model="base")
+    await live.refresh()
+    fleet = Fleet(Static(()), gateway="test")
+    staging = Staging(root / "uploads", limits.get("max_bytes", 1 << 20))
+    store = AdapterStore(root / "store")
+    quota = Quota(limits.get("adapters", 20), limits.get("bytes", 1 << 20))
+    publisher = Publisher(
+        database, staging, store, BASED, Canary(fleet, enabled=False), quota=quota
+    )
+    residents = Residents(fleet, lambda: live.pinned)
+    callers = Callers(Gate(live, open_to_this_machine=False), database)
+    application = rest_application(
+        Health(fleet, lambda: 0.0),
+        base_model="base",
+        is_open=False,
+        routers=[adapter_router(callers, publisher, residents), vllm_router(callers, publisher)],
+    )
+    transport = httpx2.ASGITransport(application)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        sweep = Sweep(database, staging, store, request_timeout_s=60)
+        yield World(http, database, live, root, residents, sweep, keys)
+
+
+@pytest.fixture
+async def world(database, tmp_path):
+    async with opened(database, tmp_path / "data") as found:
+        yield found
+
+
+def adapter(path: Path, seed: int = 0, **changes: object) -> Path:
+    return write_adapter(path, config(**changes), lora(0, seed=seed) | lora(1, seed=seed))
+
+
+async def test_one_multipart_request_publishes_a_version_with_its_report(world, tmp_path):
+    answer = await world.push("support", adapter(tmp_path / "a"), alias="prod")
+    assert answer.status_code == 201, answer.text
+    told = answer.json()
+    assert (told["model"], told["rank"], told["state"]) == ("support@1", 4, "ready")
+    report = told["report"]
+    assert [module["rank"] for module in report["modules"]] == [4, 4]
+    assert {module["scale"] for module in report["modules"]} == {2.0}
+    assert report["nbytes"] == told["bytes"] > 0
+    assert report["unmatched"] == []
+    assert await world.meaning("support") == await world.meaning("prod") == told["digest"]
+    assert world.leftovers == []
+    one = (await world.call("GET", "/v1/adapters/support@1")).json()
+    assert one["report"] == report
+
+
+async def test_parts_may_come_again_and_in_any_order(world, tmp_path):
+    folder = adapter(tmp_path / "a")
+    began = (await world.call("POST", "/v1/adapters/uploads", json={"name": "support"})).json()
+    path = f"/v1/adapters/uploads/{began['id']}"
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    settings = (folder / "adapter_config.json").read_bytes()
+    half = len(weights) // 2
+    for file, number, data in (
+        ("adapter_model.safetensors", 2, weights[half:]),
+        ("adapter_config.json", 1, settings),
+        ("adapter_model.safetensors", 1, b"cut short"),
+        ("adapter_model.safetensors", 1, weights[:half]),
+    ):
+        sums = {"x-content-sha256": hashlib.sha256(data).hexdigest()}
+        answer = await world.http.put(
+            f"{path}/{file}/{number}", content=data, headers=world.auth() | sums
+        )
+        assert answer.status_code == 200, answer.text
+    status = (await world.call("GET", path)).json()
+    assert status["bytes_received"] == len(weights) + len(settings)
+    assert [part["part"] for part in status["files"]["adapter_model.safetensors"]] == [1, 2]
+    whole = {"adapter_model.safetensors": hashlib.sha256(weights).hexdigest()}
+    done = await world.call("POST", f"{path}/complete", json={"sha256": whole})
+    assert done.status_code == 200, done.text
+    assert (await world.call("GET", path)).json()["state"] == "ready"
+    assert (await world.call("POST", f"{path}/complete", json={})).status_code == 409
+    assert world.leftovers == []
+
+
+async def test_a_part_that_does_not_hash_to_what_was_said_is_not_kept(world):
+    began = (await world.call("POST", "/v1/adapters/uploads", json={"name": "x"})).json()
+    path = f"/v1/adapters/uploads/{began['id']}"
+    answer = await world.http.put(
+        f"{path}/adapter_config.json/1",
+        content=b"{}",
+        headers=world.auth() | {"x-content-sha256": "0" * 64},
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "checksum_mismatch")
+    assert (await world.call("GET", path)).json()["files"] == {}
+    answer = await world.call("POST", f"{path}/complete", json={})
+    assert answer.status_code == 400
+    assert "adapter_config.json: part 1 is missing" in answer.text
+    assert (await world.call("GET", path)).json()["state"] == "failed"
+
+
+async def test_a_refused_adapter_says_everything_and_leaves_nothing(world, tmp_path):
+    folder = adapter(tmp_path / "a", r=9, lora_alpha="x")
+    answer = await world.push("support", folder)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["code"] == "adapter_invalid"
+    assert any("lora_alpha" in problem for problem in error["problems"])
+    assert world.leftovers == []
+    assert (await world.call("GET", "/v1/adapters")).json()["data"] == []
+
+
+async def test_another_base_is_a_conflict_unless_forced(world, tmp_path):
+    folder = adapter(tmp_path / "a", base_model_name_or_path="some/other")
+    answer = await world.push("support", folder)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "base_mismatch")
+    answer = await world.push("support", folder, force="true")
+    assert answer.status_code == 201
+    assert any("some/other" in text for text in answer.json()["report"]["warnings"])
+
+
+async def test_an_alias_switches_shares_and_rolls_back(world, tmp_path):
+    digests = []
+    for seed in (1, 2):
+        answer = await world.push("support", adapter(tmp_path / str(seed), seed))
+        digests.append(answer.json()["digest"])
+    path = "/v1/adapters/aliases/prod"
+    await world.call("PUT", path, json={"version": "support@1"})
+    assert await world.meaning("prod") == digests[0]
+    canary = {"version": "support@2", "percent": 30}
+    await world.call("PUT", path, json={"version": "support@1", "canary": canary})
+    found = [await world.meaning("prod", subject=f"user-{i}") for i in range(300)]
+    assert 60 <= found.count(digests[1]) <= 120
+    assert [await world.meaning("prod", subject=f"user-{i}") for i in range(300)] == found
+    await world.call("PUT", path, json={"version": "support@2"})
+    assert {await world.meaning("prod", subject=f"user-{i}") for i in range(9)} == {digests[1]}
+    back = (await world.call("POST", f"{path}/rollback")).json()
+    assert (back["version"], back["previous"]) == ("support@1", "support@2")
+    assert await world.meaning("prod") == digests[0]
+    refused = await world.call("DELETE", "/v1/adapters/support@1")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_what_is_anothers_is_what_does_not_exist(world, tmp_path):
+    began = (await world.call("POST", "/v1/adapters/uploads", json={"name": "x"})).json()["id"]
+    await world.push("support", adapter(tmp_path / "a"))
+    for method, path, body in (
+        ("GET", "/v1/adapters/{}", None),
+        ("DELETE", "/v1/adapters/{}", None),
+        ("PUT", "/v1/adapters/{}/pin", None),
+        ("POST", "/v1/adapters/{}/prefetch", None),
+        ("PUT", "/v1/adapters/aliases/a", {"version": "{}"}),
+    ):
+        told = []
+        for name in ("support", "absent0"):
+            filled = {"version": name} if body else None
+            answer = await world.call(method, path.format(name), "globex", json=filled)
+            told.append((answer.status_code, answer.text.replace(name, "?")))
+        assert told[0] == told[1]
+        assert told[0][0] == 404
+    for upload in (began, "upl_" + "0" * 32, "..%2f..", "x"):
+        answer = await world.call("GET", f"/v1/adapters/uploads/{upload}", "globex")
+        assert answer.status_code == 404
+    other = await world.call("GET", "/v1/adapters?tenant=acme", "globex")
+    assert other.status_code == 404
+
+
+async def test_an_operators_adapter_is_granted_to_chosen_tenants(world, tmp_path):
+    await world.push("shared", adapter(tmp_path / "a"), "admin")
+    grant = "/v1/adapters/shared/grants/globex"
+    assert (await world.call("PUT", grant, "acme")).status_code == 403
+    assert (await world.call("PUT", grant, "admin")).status_code == 200
+    assert await world.meaning("shared", "globex")
+    with pytest.raises(Exception, match="does not exist"):
+        await world.meaning("shared", "acme")
+    assert (await world.call("DELETE", grant, "admin")).status_code == 204
+    with pytest.raises(Exception, match="does not exist"):
+        await world.meaning("shared", "globex")
+    mine = await world.call("GET", "/v1/adapters?tenant=acme", "admin")
+    assert mine.json()["data"] == []
+
+
+async def test_deleting_waits_for_what_runs_and_the_store_is_cleared_later(world, tmp_path):
+    told = (await world.push("support", adapter(tmp_path / "a"))).json()
+    with world.residents.using(told["id"]):
+        answer = await world.call("DELETE", "/v1/adapters/support?wait_s=0.1")
+        assert (answer.status_code, answer.json()["running"]) == (202, 1)
+    store = AdapterStore(world.root / "store")
+    assert store.exists(told["digest"])
+    await world.sweep.once(datetime.now(UTC) + timedelta(days=1))
+    assert store.exists(told["digest"])  # put just now
+    old = datetime.now().timestamp() - 9000
+    os.utime(store.path(told["digest"]), (old, old))
+    await world.sweep.once()
+    assert store.exists(told["digest"])  # requests from before may still run
+    await world.sweep.once(datetime.now(UTC) + timedelta(hours=1))
+    assert not store.exists(told["digest"])
+
+
+async def test_the_store_keeps_what_another_version_names(world, tmp_path):
+    folder = adapter(tmp_path / "a")
+    told = (await world.push("support", folder)).json()
+    await world.push("twin", folder, "globex")
+    await world.call("DELETE", "/v1/adapters/support")
+    store = AdapterStore(world.root / "store")
+    os.utime(store.path(told["digest"]), (1, 1))
+    await world.sweep.once(datetime.now(UTC) + timedelta(days=2))
+    assert store.exists(told["digest"])
+
+
+async def test_quotas_of_count_and_bytes_hold(database, tmp_path):
+    async with opened(database, tmp_path / "data", adapters=2) as world:
+        for name in ("a", "b"):
+            await world.push(name, adapter(tmp_path / name, ord(name)))
+        answer = await world.push("c", adapter(tmp_path / "c"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (
+            403, "adapter_quota_exceeded",
+        )  # fmt: skip
+        quota = "/v1/adapters/quota"
+        wanted = {"max_adapters": 9, "max_bytes": 4000}
+        assert (await world.call("PUT", quota, "acme", json=wanted)).status_code == 403
+        answer = await world.call("PUT", f"{quota}?tenant=acme", "admin", json=wanted)
+        assert answer.json()["adapters"] == 2
+        answer = await world.push("c", adapter(tmp_path / "d", 9))
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "insufficient_quota")
+        assert world.leftovers == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "a\u0000b", "é", "", "uploads", "a" * 65, "x\n", "a@1", ".."]
+)
+async def test_names_that_could_be_read_otherwise_are_refused(world, tmp_path, name):
+    answer = await world.push(name, adapter(tmp_path / "a"))
+    assert answer.status_code == 400
+    answer = await world.call("POST", "/v1/adapters/uploads", json={"name": name})
+    assert answer.status_code == 400
+    assert world.leftovers == []
+
+
+@pytest.mark.parametrize(
+    "file", ["../adapter_config.json", "adapter_model.bin", "model.zip", "x.safetensors", "a\u0000"]
+)
+async def test_only_the_two_files_are_taken(world, tmp_path, file):
+    files = [("files", ("adapter_config.json", b"{}")), ("files", (file, b"x"))]
+    answer = await world.call("POST", "/v1/adapters", files=files, data={"name": "x"})
+    assert answer.status_code == 400
+    began = (await world.call("POST", "/v1/adapters/uploads", json={"name": "x"})).json()["id"]
+    quoted = file.replace("/", "%2F").replace("\u0000", "%00")
+    answer = await world.call("PUT", f"/v1/adapters/uploads/{began}/{quoted}/1", content=b"x")
+    assert answer.status_code in (400, 404)
+    assert not list(world.root.rglob("*zip"))
+
+
+async def test_more_bytes_than_allowed_are_refused_while_they_arrive(database, tmp_path):
+    async with opened(database, tmp_path / "data", max_bytes=2000) as world:
+        began = (await world.call("POST", "/v1/adapters/uploads", json={"name": "x"})).json()["id"]
+        path = f"/v1/adapters/uploads/{began}/adapter_model.safetensors"
+        assert (await world.call("PUT", f"{path}/1", content=b"x" * 1500)).status_code == 200
+        assert (await world.call("PUT", f"{path}/2", content=b"x" * 600)).status_code == 413
+        assert (await world.call("PUT", f"{path}/1", content=b"x" * 1900)).status_code == 200
+        assert (await world.call("PUT", f"{path}/0", content=b"x")).status_code == 400
+        assert (await world.call("DELETE", f"/v1/adapters/uploads/{began}")).status_code == 204
+        assert world.leftovers == []
+        answer = await world.call("PUT", f"{path}/1", content=b"x")
+        assert answer.status_code == 404
+
+
+async def test_concurrent_uploads_of_one_name_get_versions_of_their_own(world, tmp_path):
+    folders = [adapter(tmp_path / str(seed), seed) for seed in range(4)]
+    answers = await asyncio.gather(*(world.push("support", folder) for folder in folders))
+    assert sorted(answer.json()["version"] for answer in answers) == [1, 2, 3, 4]
+    assert world.leftovers == []
+
+
+async def test_pinned_adapters_are_known_to_the_snapshot(world, tmp_path):
+    told = (await world.push("support", adapter(tmp_path / "a"))).json()
+    await world.call("PUT", "/v1/adapters/support/pin")
+    await world.live.refresh()
+    assert {ref.digest for ref in world.live.pinned} == {told["digest"]}
+    await world.call("DELETE", "/v1/adapters/support/pin")
+    await world.live.refresh()
+    assert world.live.pinned == frozenset()
+
+
+async def test_vllms_routes_publish_for_every_tenant(world, tmp_path):
+    folder = adapter(tmp_path / "a")
+    body = {"lora_name": "sql", "lora_path": str(folder)}
+    assert (await world.call("POST", "/v1/load_lora_adapter", json=body)).status_code == 403
+    answer = await world.call("POST", "/v1/load_lora_adapter", "admin", json=body)
+    assert (answer.status_code, "added successfully" in answer.text) == (200, True)
+    assert await world.meaning("sql", "acme") == await world.meaning("sql", "globex")
+    for status in (200, 404):
+        gone = await world.call(
+            "POST", "/v1/unload_lora_adapter", "admin", json={"lora_name": "sql"}
+        )
+        assert gone.status_code == status
+
+
+async def test_the_description_lists_the_routes(world):
+    document = (await world.http.get("/openapi.json")).json()
+    assert "/v1/adapters/uploads/{upload}/{file}/{part}" in document["paths"]
+    assert document["paths"]["/v1/adapters"]["post"]["security"]
+
+
+@pytest.mark.parametrize("key", ["", "sk-live-nonsense"])
+async def test_without_a_key_nothing_is_told(world, key):
+    answer = await world.http.get("/v1/adapters", headers={"authorization": f"Bearer {key}"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_divergence_is_zero_for_equal_and_positive_for_other_distributions():
+    assert divergence([-0.5, -2.0], [-0.5, -2.0]) == 0.0
+    assert divergence([-0.5, -2.0], [-2.0, -0.5]) > 0.1
+
+
+def test_a_part_is_at_most_what_memory_should_hold():
+    assert staging_module.MAX_PART_BYTES <= 64 << 20
