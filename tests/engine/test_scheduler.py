@@ -146,3 +146,29 @@ def test_every_prompt_length_up_to_the_context_is_served(length: int) -> None:
     engine.submit(tokens=prompt, max_tokens=100)
     engine.run()
     assert engine.tokens() == alone(prompt, 64 - length, seed=7)[0]
+
+
+def test_each_budget_binds_where_the_others_leave_room() -> None:
+    roomy = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+    wide = {"num_pages": 64, "max_model_len": 64}
+    first = [  # settings, parts, chunks of the first pass of four prompts of nine tokens
+        (roomy, wide, [9, 9, 9, 9]),
+        ({**roomy, "max_num_batched_tokens": 20}, wide, [9, 9, 2]),
+        ({**roomy, "max_num_seqs": 2}, wide, [9, 9]),
+        (roomy, {**wide, "num_pages": 6}, [9, 9]),  # three pages each
+    ]
+    for settings, parts, expected in first:
+        engine = Harness(config(**settings), build(**parts))  # type: ignore[arg-type]
+        for i in range(4):
+            engine.submit(f"r{i}", [3 + i] * 9, 3)
+        engine.step()
+        assert lengths(engine.parts.runner.plans[0]) == expected
+
+
+def test_the_context_binds_a_prompt_and_an_answer() -> None:
+    engine = Harness(config(max_num_batched_tokens=64), build(num_pages=64, max_model_len=12))
+    engine.submit("answer", [3] * 9, 40)
+    engine.submit("prompt", [3] * 13, 1)
+    engine.run()
+    assert len(engine.tokens("answer")) == 3
+    assert (0, "prompt") in engine.refused

@@ -1,37 +1,56 @@
-"""How many prompt tokens a pass takes beside decodes."""
+"""Prompt tokens beside decodes: as many as fit in the time, learnt from the passes before."""
 
 import pytest
 
-from engine.tempo import LEAST, SHARE, Tempo
-
-TARGET_S = 0.025
+from engine.tempo import LEAST, Tempo
 
 
-def learnt(decode_s: float, token_s: float) -> Tempo:
-    tempo = Tempo(TARGET_S)
-    for _ in range(60):
-        tempo.took(decode_s, decodes=8, prompt_tokens=0)
-        tempo.took(decode_s + 500 * token_s, decodes=8, prompt_tokens=500)
+def learnt(target_s: float | None = 0.025) -> Tempo:
+    """Decodes take 5 ms, and each prompt token 0.1 ms more."""
+    tempo = Tempo(target_s)
+    tempo.took(0.005, decodes=4, prompt_tokens=0)
+    tempo.took(0.015, decodes=4, prompt_tokens=100)
     return tempo
 
 
-def test_prompts_get_what_the_decodes_leave_of_the_target():
-    tempo = learnt(decode_s=0.005, token_s=25e-6)
-    assert tempo.prompt_tokens(decodes=8, most=8192) == pytest.approx(800, rel=0.05)
+@pytest.mark.parametrize(
+    ("tempo", "decodes"),
+    [
+        pytest.param(learnt(None), 4, id="no_target"),
+        pytest.param(learnt(), 0, id="nobody_decodes"),
+        pytest.param(Tempo(0.025), 4, id="nothing_is_known_yet"),
+    ],
+)
+def test_there_is_no_limit_without_a_target_decodes_and_a_sample(
+    tempo: Tempo, decodes: int
+) -> None:
+    assert tempo.prompt_tokens(decodes=decodes, most=2048) == 2048
 
 
-def test_a_full_batch_of_decodes_leaves_prompts_their_share():
-    tempo = learnt(decode_s=0.022, token_s=25e-6)
-    expected = SHARE * TARGET_S / 25e-6
-    assert tempo.prompt_tokens(decodes=256, most=8192) == pytest.approx(expected, rel=0.05)
+def test_as_many_prompt_tokens_go_beside_decodes_as_fit() -> None:
+    assert learnt().prompt_tokens(decodes=4, most=2048) == pytest.approx(200, abs=1)
+    assert learnt().prompt_tokens(decodes=4, most=50) == 50
 
 
-def test_tokens_that_cost_more_than_the_target_still_get_on():
-    assert learnt(decode_s=0.005, token_s=0.01).prompt_tokens(decodes=1, most=8192) == LEAST
+def test_a_prompt_always_gets_on_however_slow_it_is() -> None:
+    assert learnt(0.001).prompt_tokens(decodes=4, most=2048) == LEAST
 
 
-@pytest.mark.parametrize(("target", "decodes"), [(None, 8), (TARGET_S, 0)])
-def test_without_a_target_or_a_decode_nothing_is_held_back(target, decodes):
-    tempo = Tempo(target)
-    tempo.took(1.0, decodes=8, prompt_tokens=10)
-    assert tempo.prompt_tokens(decodes=decodes, most=8192) == 8192
+def test_costs_grow_at_once_and_fall_slowly() -> None:
+    slower, faster = learnt(), learnt()
+    slower.took(0.025, decodes=4, prompt_tokens=100)  # twice the cost
+    assert slower.prompt_tokens(decodes=4, most=2048) == pytest.approx(100, abs=1)
+    faster.took(0.010, decodes=4, prompt_tokens=100)  # half of it
+    assert 200 < faster.prompt_tokens(decodes=4, most=2048) < 250
+
+
+def test_one_stalled_pass_counts_as_four_times_what_is_usual() -> None:
+    tempo = learnt(0.1)
+    tempo.took(60.0, decodes=4, prompt_tokens=100)
+    assert tempo.prompt_tokens(decodes=4, most=2048) == pytest.approx(237, abs=1)
+
+
+def test_passes_of_a_prompt_alone_do_not_make_it_cheap_beside_decodes() -> None:
+    tempo = learnt()
+    tempo.took(0.001, decodes=0, prompt_tokens=1000)
+    assert tempo.prompt_tokens(decodes=4, most=2048) == pytest.approx(200, abs=1)
