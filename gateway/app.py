@@ -1,6 +1,7 @@
 """The composition root: every object of a gateway is made here, opened and closed in one place."""
 
 import logging
+import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,8 @@ from gateway.adapter_api.routes import adapter_router
 from gateway.adapter_api.staging import Staging
 from gateway.adapter_api.sweep import Sweep
 from gateway.adapter_api.vllm import vllm_router
+from gateway.admin.desk import AdminDesk
+from gateway.admin.routes import admin_router
 from gateway.background import Background
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
@@ -101,9 +104,10 @@ class Application:
             )
             database = Database(settings.database)
             stack.push_async_callback(database.close)
+            peppers = Peppers.load(settings.pepper, settings.pepper_file)
             snapshot = LiveSnapshot(
                 database,
-                Peppers.load(settings.pepper, settings.pepper_file),
+                peppers,
                 base_model=settings.served_model_name,
                 open_tenant=settings.open_tenant if settings.open else None,
                 poll_s=settings.epoch_poll_s,
@@ -152,7 +156,10 @@ class Application:
                     self._health,
                     base_model=settings.served_model_name,
                     is_open=settings.open,
-                    routers=self._adapter_routers(services.gate, database, residents),
+                    routers=[
+                        *self._adapter_routers(services.gate, database, residents),
+                        admin_router(self._desk(database, snapshot, peppers)),
+                    ],
                 ),
             )
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
@@ -183,6 +190,14 @@ class Application:
         self._sweep = Sweep(database, staging, store, request_timeout_s=settings.request_timeout_s)
         callers = Callers(gate, database)
         return [adapter_router(callers, publisher, residents), vllm_router(callers, publisher)]
+
+    def _desk(self, database: Database, snapshot: LiveSnapshot, peppers: Peppers) -> AdminDesk:
+        return AdminDesk(
+            database,
+            lambda key: snapshot.current.keys.authenticate(key, time.time()),
+            peppers,
+            base_model=self._settings.served_model_name,
+        )
 
     def _tasks(
         self, database: Database, snapshot: LiveSnapshot, ledger: Ledger

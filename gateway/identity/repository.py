@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import joinedload
 
-from gateway.identity.models import ApiKey, Organisation, Project
+from gateway.identity.models import ApiKey, Organisation, Project, ServiceAccount
 
 
 class IdentityRepository:
@@ -15,7 +15,7 @@ class IdentityRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    def add(self, row: Organisation | Project | ApiKey) -> None:
+    def add(self, row: Organisation | Project | ApiKey | ServiceAccount) -> None:
         self._session.add(row)
 
     async def organisation(self, name: str) -> Organisation | None:

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.errors import Conflict, InvalidRequest, ResourceNotFound
 from gateway.identity import keys
-from gateway.identity.models import ApiKey, KeyKind, Organisation, Project
+from gateway.identity.models import ApiKey, KeyKind, Organisation, Project, ServiceAccount
 from gateway.identity.pepper import Peppers
 from gateway.identity.repository import IdentityRepository
 from gateway.ids import new_id
@@ -41,19 +41,37 @@ class IdentityService:
     async def create_project(self, name: str, organisation: str = DEFAULT_ORGANISATION) -> Project:
         """Makes the organisation too when it does not exist. Raises Conflict."""
         owner = await self.organisation(organisation, create=True)
+        project = await self.create_project_of(owner.id, name)
+        project.organisation = owner
+        return project
+
+    async def create_project_of(self, organisation: str, name: str) -> Project:
+        """Of an organisation that is there, by its id. Raises Conflict."""
         for project in await self._rows.projects(checked_name(name, param="tenant")):
-            if project.organisation_id == owner.id:
-                raise Conflict(f"tenant {organisation}/{name} exists", param="tenant")
+            if project.organisation_id == organisation:
+                owner = project.organisation.name
+                raise Conflict(f"tenant {owner}/{name} exists", param="tenant")
         project = Project(
             id=new_id("prj"),
-            organisation_id=owner.id,
+            organisation_id=organisation,
             name=name,
             created_at=self._now,
             archived_at=None,
-            organisation=owner,
         )
         self._rows.add(project)
         return project
+
+    def create_account(self, project: Project, name: str) -> ServiceAccount:
+        account = ServiceAccount(
+            id=new_id("svc"),
+            project_id=project.id,
+            name=checked_name(name, param="name"),
+            role="member",
+            created_at=self._now,
+            deleted_at=None,
+        )
+        self._rows.add(account)
+        return account
 
     async def organisation(self, name: str, *, create: bool = False) -> Organisation:
         found = await self._rows.organisation(checked_name(name, param="organisation"))
@@ -89,7 +107,13 @@ class IdentityService:
         return project
 
     def issue(
-        self, project: Project, terms: KeyTerms, *, peppers: Peppers, environment: str = "live"
+        self,
+        project: Project,
+        terms: KeyTerms,
+        *,
+        peppers: Peppers,
+        environment: str = "live",
+        account: ServiceAccount | None = None,
     ) -> keys.Key:
         """The returned key is the only copy of its text. Raises InvalidRequest."""
         if keys.ENVIRONMENT.fullmatch(environment) is None or environment == keys.ADMIN:
@@ -98,14 +122,20 @@ class IdentityService:
                 param="environment",
             )
         key = keys.generate(environment)
-        self._keep(key, terms, peppers, organisation=project.organisation_id, project=project.id)
+        row = self._keep(
+            key, terms, peppers, organisation=project.organisation_id, project=project.id
+        )
+        row.service_account_id = account.id if account else None
         return key
 
     def issue_admin(
         self, organisation: Organisation, terms: KeyTerms, *, peppers: Peppers
     ) -> keys.Key:
+        return self.issue_admin_of(organisation.id, terms, peppers=peppers)
+
+    def issue_admin_of(self, organisation: str, terms: KeyTerms, *, peppers: Peppers) -> keys.Key:
         key = keys.generate(keys.ADMIN)
-        self._keep(key, terms, peppers, organisation=organisation.id, project=None)
+        self._keep(key, terms, peppers, organisation=organisation, project=None)
         return key
 
     async def revoke(self, key_id: str) -> ApiKey:
@@ -124,23 +154,23 @@ class IdentityService:
         *,
         organisation: str,
         project: str | None,
-    ) -> None:
+    ) -> ApiKey:
         if terms.expires_at is not None and terms.expires_at <= self._now:
             raise InvalidRequest("the expiry is in the past", param="expires")
-        self._rows.add(
-            ApiKey(
-                id=key.id,
-                organisation_id=organisation,
-                project_id=project,
-                kind=KeyKind.ADMIN if key.is_admin else KeyKind.PROJECT,
-                name=checked_name(terms.name, param="name"),
-                hash=key.hash(peppers[peppers.current]),
-                pepper_version=peppers.current,
-                last4=key.last4,
-                requests_per_minute=terms.requests_per_minute,
-                tokens_per_minute=terms.tokens_per_minute,
-                created_at=self._now,
-                expires_at=terms.expires_at,
-                revoked_at=None,
-            )
+        row = ApiKey(
+            id=key.id,
+            organisation_id=organisation,
+            project_id=project,
+            kind=KeyKind.ADMIN if key.is_admin else KeyKind.PROJECT,
+            name=checked_name(terms.name, param="name"),
+            hash=key.hash(peppers[peppers.current]),
+            pepper_version=peppers.current,
+            last4=key.last4,
+            requests_per_minute=terms.requests_per_minute,
+            tokens_per_minute=terms.tokens_per_minute,
+            created_at=self._now,
+            expires_at=terms.expires_at,
+            revoked_at=None,
         )
+        self._rows.add(row)
+        return row

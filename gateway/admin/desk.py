@@ -1,0 +1,104 @@
+"""Who administers, and the transaction in which it is done: the change, its audit, the epoch."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+
+from gateway.audit.service import Actor, AuditLog
+from gateway.db import Database, Tenancy
+from gateway.errors import InvalidRequest, PermissionDenied, ResourceNotFound, Unauthenticated
+from gateway.identity.models import Project
+from gateway.identity.organisation_repository import OrganisationRepository
+from gateway.identity.pepper import Peppers
+from gateway.identity.principal import Principal
+
+Authenticate = Callable[[str], Principal]
+
+
+class Visit:
+    """One administrator's request. ``rows`` sees their organisation alone."""
+
+    def __init__(self, session: AsyncSession, who: Principal) -> None:
+        self.session, self.who = session, who
+        self.now = datetime.now(UTC)
+        self.rows = OrganisationRepository(session, who.organisation)
+
+    async def project(self, project_id: str) -> Project:
+        """A live or archived one. Raises ResourceNotFound, also for another organisation's."""
+        for row in await self.rows.projects(archived=True):
+            if row.id == project_id:
+                return row
+        raise ResourceNotFound("no project of this id")
+
+    async def note(
+        self, kind: str, object_id: str, project: str | None = None, **change: Any
+    ) -> None:
+        log = AuditLog(self.session, self.who.organisation, self.now)
+        actor = Actor("api_key", self.who.key)
+        await log.add(kind, object_id, actor=actor, project=project, change=change)
+
+
+class AdminDesk:
+    """Admin keys alone come in; other keys get 403, and none or a wrong one 401."""
+
+    def __init__(
+        self, database: Database, authenticate: Authenticate, peppers: Peppers, *, base_model: str
+    ) -> None:
+        self._database = database
+        self._authenticate = authenticate
+        self.peppers = peppers
+        self.base_model = base_model
+
+    @asynccontextmanager
+    async def reading(self, request: Request) -> AsyncIterator[Visit]:
+        who = self._admit(request)
+        async with self._database.reading(within=Tenancy(who.organisation)) as session:
+            yield Visit(session, who)
+
+    @asynccontextmanager
+    async def changing(self, request: Request) -> AsyncIterator[Visit]:
+        who = self._admit(request)
+        async with self._database.publish(within=Tenancy(who.organisation)) as session:
+            yield Visit(session, who)
+
+    def _admit(self, request: Request) -> Principal:
+        values = request.headers.getlist("authorization")
+        if len(values) > 1:
+            raise InvalidRequest("Send one Authorization header, not several.")
+        scheme, _, key = (values[0] if values else "").strip().partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthenticated
+        who = self._authenticate(key.strip())
+        if not who.admin:
+            raise PermissionDenied("Only admin keys administer an organisation.")
+        return who
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest."""
+    if len(raw := await request.body()) > 1 << 16:
+        raise InvalidRequest("The body is larger than 65536 bytes.")
+    try:
+        body = await request.json() if raw else {}
+    except ValueError as error:
+        raise InvalidRequest("The body is not JSON.") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return body
+
+
+def text_of(body: dict[str, Any], name: str) -> str:
+    if not isinstance(value := body.get(name), str):
+        raise InvalidRequest(f"{name} must be a string", param=name)
+    return value
+
+
+def integer_of(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise InvalidRequest(f"{name} must be an integer", param=name)
+    return value

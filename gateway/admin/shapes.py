@@ -1,0 +1,101 @@
+"""Rows as OpenAI's administration API shows them."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from gateway.audit.models import AuditEvent
+from gateway.errors import InvalidRequest
+from gateway.identity.models import ApiKey, Project, ServiceAccount
+
+Json = dict[str, Any]
+NO_LIMIT = 2**31 - 1  # how a rate that is not limited is shown
+NANO_PER_CENT = 10**7
+
+
+def seconds(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())
+
+
+def page(rows: Sequence[Json], after: str | None, limit: int) -> Json:
+    """The rows behind ``after``. Raises InvalidRequest."""
+    if not 1 <= limit <= 100:
+        raise InvalidRequest(f"limit {limit}: from 1 to 100", param="limit")
+    ids = [row["id"] for row in rows]
+    if after is not None and after not in ids:
+        raise InvalidRequest("after names no object of this list", param="after")
+    begin = ids.index(after) + 1 if after is not None else 0
+    data = list(rows[begin : begin + limit])
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": begin + limit < len(rows),
+    }
+
+
+def project(row: Project) -> Json:
+    return {
+        "id": row.id,
+        "object": "organization.project",
+        "name": row.name,
+        "created_at": seconds(row.created_at),
+        "archived_at": seconds(row.archived_at),
+        "status": "archived" if row.archived_at else "active",
+    }
+
+
+def key(row: ApiKey, accounts: dict[str, ServiceAccount]) -> Json:
+    account = accounts.get(row.service_account_id or "")
+    owner: Json = {"type": None}
+    if account is not None:
+        facts = {"id": account.id, "name": account.name, "role": account.role}
+        facts["created_at"] = seconds(account.created_at)  # type: ignore[assignment]
+        owner = {"type": "service_account", "service_account": facts}
+    return {
+        "id": row.id,
+        "object": "organization.project.api_key",
+        "name": row.name,
+        "redacted_value": f"sk-...{row.last4}",
+        "created_at": seconds(row.created_at),
+        "expires_at": seconds(row.expires_at),
+        "last_used_at": None,
+        "owner": owner,
+        "owner_project_access": "active",
+    }
+
+
+def admin_key(row: ApiKey) -> Json:
+    return {
+        "id": row.id,
+        "object": "organization.admin_api_key",
+        "name": row.name,
+        "redacted_value": f"sk-admin-...{row.last4}",
+        "created_at": seconds(row.created_at),
+        "expires_at": seconds(row.expires_at),
+        "last_used_at": None,
+        "owner": {"type": "service_account", "object": "organization.service_account",
+                  "id": row.organisation_id, "role": "owner"},
+    }  # fmt: skip
+
+
+def account(row: ServiceAccount) -> Json:
+    return {
+        "id": row.id,
+        "object": "organization.project.service_account",
+        "name": row.name,
+        "role": row.role,
+        "created_at": seconds(row.created_at),
+    }
+
+
+def audit(row: AuditEvent) -> Json:
+    return {
+        "id": row.id,
+        "type": row.type,
+        "effective_at": seconds(row.at),
+        "project": {"id": row.project_id} if row.project_id else None,
+        "actor": {"type": "api_key", "api_key": {"id": row.actor_id}},
+        row.type: {"id": row.object_id, **row.change},
+    }

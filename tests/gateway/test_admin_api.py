@@ -1,0 +1,102 @@
+"""The official client's ``client.admin``, unchanged, over both databases."""
+
+from datetime import UTC, datetime
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.admin.desk import AdminDesk
+from gateway.admin.routes import admin_router
+from gateway.fleet.directory import Static
+from gateway.fleet.fleet import Fleet
+from gateway.health import Health
+from gateway.identity.pepper import Peppers
+from gateway.identity.service import IdentityService, KeyTerms
+from gateway.rest import rest_application
+from gateway.snapshot import LiveSnapshot
+
+PEPPERS = Peppers.parse("1:" + "ab" * 32, "test")
+
+
+@pytest.fixture
+async def clients(database):
+    """Administrators of two organisations, and one who holds a project's key."""
+    async with database.publish() as session:
+        service = IdentityService(session, datetime.now(UTC))
+        texts = []
+        for name in ("acme", "globex"):
+            project = await service.create_project("web", name)
+            owner = await service.organisation(name)
+            texts.append(service.issue_admin(owner, KeyTerms(), peppers=PEPPERS).text)
+        texts.append(service.issue(project, KeyTerms(), peppers=PEPPERS).text)
+    live = LiveSnapshot(database, PEPPERS, base_model="smol")
+    await live.refresh()
+    desk = AdminDesk(database, live.authenticate, PEPPERS, base_model="smol")
+    health = Health(Fleet(Static(()), gateway="t"), lambda: 0.0)
+    app = rest_application(health, base_model="smol", is_open=False, routers=[admin_router(desk)])
+    transport = httpx2.ASGITransport(app=app)
+    made = [
+        AsyncOpenAI(base_url="http://gateway/v1", api_key="x", admin_api_key=text, max_retries=0,
+                    http_client=httpx2.AsyncClient(transport=transport))
+        for text in texts
+    ]  # fmt: skip
+    yield made, live
+    for client in made:
+        await client.close()
+
+
+async def test_projects_accounts_keys_limits_and_their_audit(clients):
+    (acme, globex, _), live = clients
+    organization = acme.admin.organization
+    made = await organization.projects.create(name="shop")
+    listed = [project async for project in organization.projects.list(limit=1)]
+    assert [project.name for project in listed] == ["web", "shop"]
+    account = await organization.projects.service_accounts.create(made.id, name="bot")
+    await live.refresh()
+    assert live.authenticate(account.api_key.value).project == made.id
+    [key] = [key async for key in organization.projects.api_keys.list(made.id)]
+    assert key.owner.service_account.id == account.id
+    assert account.api_key.value not in key.to_json()
+
+    [limit] = [one async for one in organization.projects.rate_limits.list_rate_limits(made.id)]
+    changed = await organization.projects.rate_limits.update_rate_limit(
+        limit.id, project_id=made.id, max_requests_per_1_minute=7
+    )
+    assert (changed.model, changed.max_requests_per_1_minute) == ("smol", 7)
+    spend = await organization.projects.spend_limit.update(
+        made.id, currency="USD", interval="month", threshold_amount=250
+    )
+    assert (spend.threshold_amount, spend.enforcement.status) == (250, "enforcing")
+    await live.refresh()
+    assert sorted(rate.requests_per_minute for rate in live.rules().rates.values()) == [7]
+
+    await organization.projects.api_keys.delete(key.id, project_id=made.id)
+    await organization.projects.archive(made.id)
+    await live.refresh()
+    with pytest.raises(Exception, match="Incorrect API key"):
+        live.authenticate(account.api_key.value)
+    events = [event.type async for event in organization.audit_logs.list()]
+    assert events == ["project.archived", "api_key.deleted", "project.spend_limit.updated",
+                      "rate_limit.updated", "api_key.created", "service_account.created",
+                      "project.created"]  # fmt: skip
+    assert [event async for event in globex.admin.organization.audit_logs.list()] == []
+    with pytest.raises(openai.NotFoundError):
+        await globex.admin.organization.projects.retrieve(made.id)
+
+
+async def test_admin_keys_are_made_shown_once_and_stopped(clients):
+    (acme, _, _), live = clients
+    keys = acme.admin.organization.admin_api_keys
+    made = await keys.create(name="second")
+    await live.refresh()
+    assert live.authenticate(made.value).admin
+    assert len([key async for key in keys.list()]) == 2
+    assert (await keys.delete(made.id)).deleted
+
+
+async def test_only_admin_keys_come_in(clients):
+    (_, _, tenant), _ = clients
+    with pytest.raises(openai.PermissionDeniedError):
+        await tenant.admin.organization.projects.list()
