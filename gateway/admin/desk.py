@@ -53,19 +53,11 @@ class AdminDesk:
         self.peppers = peppers
         self.base_model = base_model
 
-    @asynccontextmanager
-    async def reading(self, request: Request) -> AsyncIterator[Visit]:
-        who = self._admit(request)
-        async with self._database.reading(within=Tenancy(who.organisation)) as session:
-            yield Visit(session, who)
+    async def admit(self, request: Request) -> None:
+        """What every route depends on, so that nothing of a request is read before its key.
 
-    @asynccontextmanager
-    async def changing(self, request: Request) -> AsyncIterator[Visit]:
-        who = self._admit(request)
-        async with self._database.publish(within=Tenancy(who.organisation)) as session:
-            yield Visit(session, who)
-
-    def _admit(self, request: Request) -> Principal:
+        Raises Unauthenticated, PermissionDenied, or InvalidRequest for more than one key.
+        """
         values = request.headers.getlist("authorization")
         if len(values) > 1:
             raise InvalidRequest("Send one Authorization header, not several.")
@@ -75,7 +67,19 @@ class AdminDesk:
         who = self._authenticate(key.strip())
         if not who.admin:
             raise PermissionDenied("Only admin keys administer an organisation.")
-        return who
+        request.state.administrator = who
+
+    @asynccontextmanager
+    async def reading(self, request: Request) -> AsyncIterator[Visit]:
+        who: Principal = request.state.administrator
+        async with self._database.reading(within=Tenancy(who.organisation)) as session:
+            yield Visit(session, who)
+
+    @asynccontextmanager
+    async def changing(self, request: Request) -> AsyncIterator[Visit]:
+        who: Principal = request.state.administrator
+        async with self._database.publish(within=Tenancy(who.organisation)) as session:
+            yield Visit(session, who)
 
 
 async def body_of(request: Request) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 
 from gateway.admin import shapes
@@ -29,7 +29,7 @@ RATES = {
 
 
 def admin_router(desk: AdminDesk) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(desk.admit)])
     _add_projects(router, desk)
     _add_keys(router, desk)
     _add_admin_keys(router, desk)
@@ -216,41 +216,39 @@ def _add_limits(router: APIRouter, desk: AdminDesk) -> None:
 def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level) -> None:
     kind = f"{'organization' if level is Level.ORGANISATION else 'project'}.spend_limit"
 
-    async def subject_of(visit: Visit, project_id: str) -> Subject:
-        if level is Level.ORGANISATION:
+    async def subject_of(visit: Visit, project_id: str | None) -> Subject:
+        if project_id is None:
             return Subject(level, visit.who.organisation)
         return Subject(level, (await visit.project(project_id)).id)
 
     @router.get(path)
-    async def retrieve(request: Request, project_id: str = "") -> Json:
+    async def retrieve(request: Request) -> Json:
         async with desk.reading(request) as visit:
+            subject = await subject_of(visit, request.path_params.get("project_id"))
             rows = LimitRepository(visit.session, visit.who.organisation)
-            row = await rows.budget(await subject_of(visit, project_id), MONTH)
+            row = await rows.budget(subject, MONTH)
             if row is None:
                 raise ResourceNotFound("no spend limit is set")
             return _spend_limit(kind, row.amount_nano)
 
     @router.post(path)
-    async def change(request: Request, project_id: str = "") -> Json:
-        body = await body_of(request)
-        cents, nano = integer_of(body, "threshold_amount"), integer_of(body, "threshold_nano_usd")
-        if nano is None and cents is None:
-            raise InvalidRequest("threshold_amount must be given", param="threshold_amount")
-        amount = nano if nano is not None else (cents or 0) * NANO_PER_CENT
+    async def change(request: Request) -> Json:
+        body, project_id = await body_of(request), request.path_params.get("project_id")
         async with desk.changing(request) as visit:
-            subject = await subject_of(visit, project_id)
+            subject, amount = await subject_of(visit, project_id), _threshold(body)
             service = LimitService(visit.session, visit.who.organisation, visit.now)
             await service.set_budget(subject, MONTH, amount)
-            await visit.note(f"{kind}.updated", subject.id, project_id or None, nano_usd=amount)
+            await visit.note(f"{kind}.updated", subject.id, project_id, nano_usd=amount)
             return _spend_limit(kind, amount)
 
     @router.delete(path)
-    async def remove(request: Request, project_id: str = "") -> Json:
+    async def remove(request: Request) -> Json:
+        project_id = request.path_params.get("project_id")
         async with desk.changing(request) as visit:
             subject = await subject_of(visit, project_id)
             service = LimitService(visit.session, visit.who.organisation, visit.now)
             removed = await service.remove_budget(subject, MONTH)
-            await visit.note(f"{kind}.deleted", subject.id, project_id or None)
+            await visit.note(f"{kind}.deleted", subject.id, project_id)
             return {"deleted": removed, "object": f"{kind}.deleted"}
 
 
@@ -275,6 +273,16 @@ def _terms(body: Json, visit: Visit) -> KeyTerms:
         raise InvalidRequest("expires_in_seconds must be positive", param="expires_in_seconds")
     expires_at = visit.now + timedelta(seconds=seconds) if seconds else None
     return KeyTerms(name=text_of(body, "name"), expires_at=expires_at)
+
+
+def _threshold(body: Json) -> int:
+    """Nano-dollars. Raises InvalidRequest."""
+    cents, nano = integer_of(body, "threshold_amount"), integer_of(body, "threshold_nano_usd")
+    if nano is not None:
+        return nano
+    if cents is None:
+        raise InvalidRequest("threshold_amount must be given", param="threshold_amount")
+    return cents * NANO_PER_CENT
 
 
 def _rates(model: str, rates: Rates) -> Json:

@@ -100,3 +100,19 @@ async def test_only_admin_keys_come_in(clients):
     (_, _, tenant), _ = clients
     with pytest.raises(openai.PermissionDeniedError):
         await tenant.admin.organization.projects.list()
+
+
+async def test_the_key_is_looked_at_before_anything_else(clients):
+    (acme, _, tenant), _ = clients
+    for key, status in ((None, 401), ("sk-wrong", 401), (tenant.admin_api_key, 403)):
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        for method, path, body in (
+            ("POST", "projects", b"no json"),
+            ("POST", "projects", b"{" * 100_000),
+            ("POST", "spend_limit", b"{}"),
+            ("GET", "projects?limit=many", b""),
+        ):
+            answer = await acme._client.request(
+                method, f"http://gateway/v1/organization/{path}", headers=headers, content=body
+            )
+            assert answer.status_code == status, (key, method, path, answer.text)
