@@ -96,7 +96,22 @@ class ModelRunner:
             self._table.await_rows(chunk.adapter for chunk in plan.chunks)
         outer = self._outer(plan)
         pending = self._replay(plan) if self._graphs is not None and outer is None else None
-        return pending or self._compute(plan, outer)
+        if pending is not None:
+            return pending
+        decodes = [i for i, chunk in enumerate(plan.chunks) if len(chunk.tokens) == 1]
+        if self._stacks is None or len(decodes) in (0, len(plan.chunks)):
+            return self._compute(plan, outer)
+        return self._apart(plan, decodes)
+
+    def _apart(self, plan: StepPlan, decodes: Sequence[int]) -> Pending:
+        """Decodes, then prompts: on a CPU few rows and many are different products (Int4), and a
+        decode must not come out otherwise because a prompt joins."""
+        prompts = [i for i in range(len(plan.chunks)) if i not in set(decodes)]
+        parts = []
+        for which in (decodes, prompts):
+            part = StepPlan([plan.chunks[i] for i in which])
+            parts.append((which, self._compute(part, self._outer(part))))
+        return Apart(len(plan.chunks), parts)
 
     def _outer(self, plan: StepPlan) -> OuterPass | None:
         """When an adapter of the pass changes embeddings or head."""
@@ -189,6 +204,21 @@ class ModelRunner:
                 tiles.append((TopLogprobs.of(logits, tokens[at:end], wanted), end - at))
             found.append(tiles)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A plan computed in parts: which of its chunks each has."""
+
+    chunks: int
+    parts: Sequence[tuple[Sequence[int], Pending]]
+
+    def wait(self) -> StepResult:
+        drawn = [Drawn()] * self.chunks
+        for which, pending in self.parts:
+            for i, found in zip(which, pending.wait().drawn, strict=True):
+                drawn[i] = found
+        return StepResult(drawn)
 
 
 class Nothing:
