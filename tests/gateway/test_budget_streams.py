@@ -27,7 +27,7 @@ async def store(request):
     if request.param == "memory":
         yield MemoryStore()
         return
-    client = connect(Secret(request.getfixturevalue("redis_url")), timeout_s=5)
+    client = connect(Secret(request.getfixturevalue("redis_url")), timeout_s=60)
     await client.flushall()
     yield RedisStore(client)
     await client.aclose()
