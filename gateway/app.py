@@ -149,7 +149,13 @@ class Application:
             deadline_ms = int(settings.request_timeout_s * 1000)
             self._routes = Routes(
                 services,
-                Intake(snapshot, prompts, self._fleet, deadline_ms=deadline_ms),
+                Intake(
+                    snapshot,
+                    prompts,
+                    self._fleet,
+                    deadline_ms=deadline_ms,
+                    priority_tier=settings.priority_tier,
+                ),
                 snapshot,
                 health=self._health,
                 behind=rest_application(

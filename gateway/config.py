@@ -100,6 +100,7 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    priority_tier: bool = False  # whether service_tier "priority" goes before other requests
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
     limit_deadline_s: float = 0.25  # longest wait for the limit store
     settle_interval_s: float = 0.5  # how often the usage log goes to the database

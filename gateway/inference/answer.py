@@ -6,6 +6,7 @@ Choices are numbered over all prompts: the ``n`` choices of the first prompt, th
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
+from typing import TypeVar
 
 from engine.protocol import Finish, Output, TokenLogprobs
 from gateway.errors import DeadlineExceeded, EngineFailed, GatewayError
@@ -15,6 +16,8 @@ from gateway.inference.logprobs import TokenChance
 from gateway.inference.order import Order
 from gateway.inference.stop import StopStrings
 from gateway.inference.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,15 @@ class Answer:
         stops = StopStrings(options.stop) if options.stop else None
         self.choices = [
             Choice(
-                position * options.n + index,
+                position * options.candidates + index,
                 tokenizer,
                 stops=stops,
+                shows_stop=options.shows_stop,
                 min_tokens=options.sampling.min_tokens,
                 offset=len(order.echoes[position]) if order.echoes else 0,
             )
             for position in range(len(order.prompts))
-            for index in range(options.n)
+            for index in range(options.candidates)
         ]
         self._unechoed = set(range(len(order.prompts))) if order.echoes else set()
 
@@ -85,7 +89,7 @@ class Answer:
             if failure := _failure(output):
                 self.count(position, (output,))
                 raise failure
-            index = position * self._order.options.n + output.index
+            index = position * self._order.options.candidates + output.index
             gained.append((index, self._shortened(self.choices[index].feed(output))))
         return gained
 
@@ -100,12 +104,21 @@ class Answer:
     def count(self, position: int, outputs: Iterable[Output]) -> None:
         """Take the counts of outputs that nobody will be shown."""
         for output in outputs:
-            self.choices[position * self._order.options.n + output.index].feed(output)
+            self.choices[position * self._order.options.candidates + output.index].feed(output)
+
+    def best(self, written: Sequence[Written]) -> list[Written]:
+        """The ``n`` choices of each prompt whose tokens were likeliest, the likeliest first."""
+        if not self._order.chooses:
+            return list(written)
+        ranked = [
+            sorted(group, key=lambda pair: -pair[0].mean_logprob)
+            for group in self._by_prompt(list(zip(self.choices, written, strict=True)))
+        ]
+        return [one for group in ranked for _, one in group[: self._order.options.n]]
 
     def counts(self) -> Counts:
         """The engine's numbers where it gave them, else what arrived from it."""
-        n = self._order.options.n
-        groups = [self.choices[i : i + n] for i in range(0, len(self.choices), n)]
+        groups = self._by_prompt(self.choices)
         prompt = cached = 0
         for choices, tokens in zip(groups, self._order.prompts, strict=True):
             usages = [choice.usage for choice in choices if choice.usage]
@@ -121,6 +134,10 @@ class Answer:
     def finish(self) -> str | None:
         return self.choices[0].finish
 
+    def _by_prompt(self, items: Sequence[T]) -> list[Sequence[T]]:
+        each = self._order.options.candidates
+        return [items[i : i + each] for i in range(0, len(items), each)]
+
     def _shortened(self, delta: Delta) -> Delta:
         """``max_tokens`` of 0 asks for the echo alone; the engine made one token all the same."""
         return Delta(finish=delta.finish) if self._order.score_only else delta
@@ -135,7 +152,7 @@ class Answer:
             for token, chance in zip(prompt, aligned, strict=True):
                 chances.append(TokenChance(token, offset, chance))
                 offset += len(detokenizer.feed((token,)))
-        n, text = self._order.options.n, self._order.echoes[position]
+        n, text = self._order.options.candidates, self._order.echoes[position]
         return [(position * n + index, Delta(text, chances)) for index in range(n)]
 
 

@@ -106,7 +106,7 @@ class Call:
             await self._cut(self._purse.why, written)
         if not self._answer.complete:
             raise EngineFailed("The engine ended this request without a reason.")
-        return written
+        return self._answer.best(written)
 
     async def _cut(self, why: More, written: list[Written]) -> None:
         """The money is used up: what was generated is the answer."""

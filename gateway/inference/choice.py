@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Finish, Output, TokenLogprobs, Usage
 from gateway.inference.detokenize import Detokenizer
-from gateway.inference.logprobs import TokenChance
+from gateway.inference.logprobs import LOWEST, TokenChance
 from gateway.inference.stop import StopSearch, StopStrings
 from gateway.inference.tokenizer import Tokenizer
 
@@ -34,17 +34,21 @@ class Choice:
         tokenizer: Tokenizer,
         *,
         stops: StopStrings | None = None,
+        shows_stop: bool = False,
         min_tokens: int = 0,
         offset: int = 0,
     ) -> None:
-        """``offset``: characters shown before the first token, where a prompt is echoed."""
+        """``offset``: characters shown before the first token, where a prompt is echoed.
+        ``shows_stop``: what stops the text, a string or a token of its own, is part of it."""
         self.index = index
         self._detokenizer = Detokenizer(tokenizer)
-        self._search = StopSearch(stops) if stops else None
+        self._search = StopSearch(stops, shown=shows_stop) if stops else None
+        self._shows_stop = shows_stop
         self._min_tokens = min_tokens
         self._decoded = self._shown = offset  # characters
         self._chances: list[TokenChance] = []  # of tokens not yet shown
         self._received = 0  # tokens, up to and with the one that completed a stop string
+        self._logprob = 0.0  # of all tokens received
         self._usage: Usage | None = None
         self.finish: str | None = None
 
@@ -54,6 +58,11 @@ class Choice:
         if self._usage is None or (self._search and self._search.found):
             return self._received
         return self._usage.completion_tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token, where log-probabilities were asked for: how likely the choice was."""
+        return self._logprob / max(self._received, 1)
 
     @property
     def usage(self) -> Usage | None:
@@ -75,7 +84,7 @@ class Choice:
             self.finish = "stop"
         elif output.finish is not None:
             self.finish = REASONS.get(output.finish)
-            text += self._flush()
+            text += self._flush(output.stop_token)
             if self._search and self._search.found:
                 self.finish = "stop"
         return self._delta(text)
@@ -93,6 +102,7 @@ class Choice:
             text = self._detokenizer.feed((token,))
             if logprobs is not None:
                 self._chances.append(TokenChance(token, self._decoded, logprobs[position]))
+                self._logprob += max(logprobs[position].logprob, LOWEST)
             self._received += 1
             self._decoded += len(text)
             if self._search is None or self._received <= self._min_tokens:
@@ -103,8 +113,11 @@ class Choice:
                 break
         return shown
 
-    def _flush(self) -> str:
-        text = self._detokenizer.flush()
+    def _flush(self, stop_token: int | None = None) -> str:
+        text = ""
+        if self._shows_stop and stop_token is not None:
+            text = self._detokenizer.feed((stop_token,))
+        text += self._detokenizer.flush()
         self._decoded += len(text)
         if self._search is None:
             return text

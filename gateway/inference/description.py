@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from gateway.inference.wire import (
-    IGNORED,
-    MOST_ALTERNATIVES,
-    MOST_CHOICES,
-    MOST_STOPS,
-    REFUSED,
-)
+from gateway.inference.options import MOST_CHOICES, MOST_STOPS
+from gateway.inference.support import IGNORED, REFUSED
+from gateway.inference.tier import TIERS
+from gateway.inference.wire import MOST_ALTERNATIVES
 
 Schema = dict[str, Any]
 
@@ -43,7 +40,9 @@ SHARED: dict[str, Schema] = {
     "n": integer(1, MOST_CHOICES),
     "stop": strings(MOST_STOPS),
     "stop_token_ids": {"type": "array", "items": integer(0)},
+    "include_stop_str_in_output": FLAG,
     "ignore_eos": FLAG,
+    "service_tier": {"type": "string", "enum": list(TIERS)},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100, 0)},
     "stream": FLAG,
     "stream_options": {"type": "object", "properties": {"include_usage": FLAG}},
@@ -55,6 +54,7 @@ CHAT: dict[str, Schema] = {
     "top_logprobs": integer(0, MOST_ALTERNATIVES),
 }
 COMPLETION: dict[str, Schema] = {
+    "best_of": integer(1, MOST_CHOICES),
     "prompt": {"description": "Text, token ids, or an array of either."},
     "echo": FLAG,
     "logprobs": integer(0, MOST_ALTERNATIVES),

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.errors import InvalidRequest, InvalidType, MissingParameter
 from gateway.inference.body import INT64, Object
 
+MOST_TOKEN_ID = (1 << 31) - 1
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _KINDS = {
     bool: "a boolean", int: "an integer", float: "a number", str: "a string",
@@ -79,6 +80,13 @@ class Fields:
             raise out_of_range(len(value), f"at most {most} items long", self.at(name))
         return value
 
+    def token_ids(self, name: str, most: int) -> tuple[int, ...]:
+        values = self.items(name, most) or []
+        return tuple(
+            checked_integer(value, 0, MOST_TOKEN_ID, f"{self.at(name)}[{i}]")
+            for i, value in enumerate(values)
+        )
+
     def object(self, name: str) -> "Fields | None":
         value = self.take(name)
         if value is None:
@@ -105,6 +113,15 @@ def checked_integer(value: Any, low: int, high: int, path: str) -> int:
         limits = f"at least {low}" if high >= INT64.stop - 1 else f"between {low} and {high}"
         raise out_of_range(value, limits, path)
     return value
+
+
+def checked_tokens(values: list[Any], path: str) -> tuple[int, ...]:
+    """A prompt of token ids."""
+    if not values:
+        raise InvalidRequest(f"{path} must hold at least one token.", param=path)
+    return tuple(
+        checked_integer(value, 0, MOST_TOKEN_ID, f"{path}[{i}]") for i, value in enumerate(values)
+    )
 
 
 def wrong_type(value: Any, wanted: str, path: str) -> InvalidType:

@@ -39,6 +39,7 @@ class Frames(ABC):
             "created": created,
             "model": order.target.public_name,
             "system_fingerprint": order.target.fingerprint,
+            **({"service_tier": order.tier.value} if order.tier else {}),
         }
         head = orjson.dumps(self._head)[:-1]
         self._before = b"data: " + head + b',"choices":['

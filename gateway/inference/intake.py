@@ -9,9 +9,11 @@ from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
 from gateway.inference.detokenize import Detokenizer
+from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
-from gateway.inference.wire import Options, read_chat, read_completion
+from gateway.inference.tier import Tier
+from gateway.inference.wire import read_chat, read_completion
 
 
 class Names(Protocol):
@@ -23,11 +25,21 @@ class Names(Protocol):
 class Intake:
     """``chat`` and ``completion`` raise ModelNotFound, InvalidRequest, NoEngine."""
 
-    def __init__(self, names: Names, prompts: Prompts, fleet: Fleet, *, deadline_ms: int) -> None:
+    def __init__(
+        self,
+        names: Names,
+        prompts: Prompts,
+        fleet: Fleet,
+        *,
+        deadline_ms: int,
+        priority_tier: bool = False,
+    ) -> None:
+        """``priority_tier``: whether a client may ask to go before others."""
         self._names = names
         self._prompts = prompts
         self._fleet = fleet
         self._deadline_ms = deadline_ms
+        self._priority_tier = priority_tier
 
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_chat(body)
@@ -73,6 +85,7 @@ class Intake:
     ) -> Order:
         self._require_known(options)
         longest = max(map(len, prompts))
+        tier = self._served(options.tier)
         return Order(
             id=request_id,
             principal=principal,
@@ -81,8 +94,13 @@ class Intake:
             prompts=prompts,
             room=require_room(longest, self._fleet.context, param=param),
             deadline_ms=self._deadline_ms,
+            tier=tier,
+            priority=tier.priority if tier else 0,
             echoes=echoes,
         )
+
+    def _served(self, asked: Tier | None) -> Tier | None:
+        return Tier.DEFAULT if asked is Tier.PRIORITY and not self._priority_tier else asked
 
     def _require_known(self, options: Options) -> None:
         size = self._prompts.tokenizer.vocab_size

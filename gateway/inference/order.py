@@ -7,7 +7,8 @@ from engine.protocol import Submit
 from gateway.catalog.target import Target
 from gateway.identity.principal import Principal
 from gateway.inference.meter import FIRST_BLOCK, Purse
-from gateway.inference.wire import Options
+from gateway.inference.options import Options
+from gateway.inference.tier import Tier
 from gateway.limits.lease import Demand, Price
 from gateway.limits.rules import Use
 
@@ -24,11 +25,22 @@ class Order:
     room: int  # tokens that fit after the longest prompt
     deadline_ms: int
     token_limit: int | None = None  # the smallest limit of tokens that holds for it
+    tier: Tier | None = None  # as it is served; None: the client named none
+    priority: int = 0  # larger goes first
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
 
     @property
     def prompt_tokens(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def choices(self) -> int:
+        """That are generated; where the best of several are the answer, more than are shown."""
+        return self.options.candidates * len(self.prompts)
+
+    @property
+    def chooses(self) -> bool:
+        return self.options.candidates > self.options.n
 
     @property
     def score_only(self) -> bool:
@@ -50,13 +62,13 @@ class Order:
         each = self.max_tokens
         if self.options.max_tokens is None:
             each = min(each, UNSAID_TOKENS, self._affordable())
-        return self.prompt_tokens + each * self.options.n * len(self.prompts)
+        return self.prompt_tokens + each * self.choices
 
     def _affordable(self) -> int:
         limit = self.token_limit
         if limit is None:
             return UNSAID_TOKENS
-        return max((limit - self.prompt_tokens) // (self.options.n * len(self.prompts)), 1)
+        return max((limit - self.prompt_tokens) // self.choices, 1)
 
     @property
     def use(self) -> Use:
@@ -65,7 +77,7 @@ class Order:
 
     def demand(self, price: Price | None) -> Demand:
         """What it may cost."""
-        choices = self.options.n * len(self.prompts)
+        choices = self.choices
         most = self.max_tokens * choices
         return Demand(
             price=price,
@@ -96,11 +108,12 @@ class Order:
             max_tokens=self.max_tokens,
             sampling=options.sampling,
             adapter=self.target.adapter,
-            n=options.n,
+            n=options.candidates,
             stop_tokens=list(options.stop_tokens),
             ignore_eos=options.ignore_eos,
-            logprobs=options.logprobs,
+            logprobs=0 if options.logprobs is None and self.chooses else options.logprobs,
             prompt_logprobs=options.logprobs if self.echoes else None,
             granted=granted,
             deadline_ms=self.deadline_ms,
+            priority=self.priority,
         )

@@ -61,10 +61,12 @@ class StopStrings:
 class StopSearch:
     """One choice's text on its way through the automaton."""
 
-    __slots__ = ("_held", "_state", "_stops", "found")
+    __slots__ = ("_held", "_shown", "_state", "_stops", "found")
 
-    def __init__(self, stops: StopStrings) -> None:
+    def __init__(self, stops: StopStrings, *, shown: bool = False) -> None:
+        """``shown``: the stop string is part of the text, so that nothing is ever held back."""
         self._stops = stops
+        self._shown = shown
         self._state = 0
         self._held = ""
         self.found = False  # a stop string is complete; nothing may be fed any more
@@ -77,9 +79,9 @@ class StopSearch:
             state = stops.step(state, character)
             if length := stops.matched[state]:
                 self.found, self._held = True, ""
-                return pending[: position - length]
+                return pending[: position if self._shown else position - length]
         self._state = state
-        safe = len(pending) - stops.depth[state]
+        safe = len(pending) - (0 if self._shown else stops.depth[state])
         self._held = pending[safe:]
         return pending[:safe]
 

@@ -56,9 +56,15 @@ def echo(submit: Submit) -> Sequence[int]:
     return list(itertools.islice(itertools.cycle(submit.tokens or [1]), submit.max_tokens))
 
 
+def half(index: int, token: int) -> float:
+    return -0.5
+
+
 @dataclass
 class Knobs:
     script: Callable[[Submit], Sequence[int]] = echo  # shorter than max_tokens: ends with EOS
+    choices: Sequence[Sequence[int]] = ()  # of each choice; empty: every one is the script's
+    logprob: Callable[[int, int], float] = half  # of a choice's token
     token_delay_s: float = 0.0
     first_delay_s: float = 0.0
     tokens_per_step: int = 1
@@ -239,7 +245,7 @@ class FakeEngine:
     ) -> None:
         """Send one choice's tokens, then its one terminal."""
         submit, knobs = running.submit, self.knobs
-        script = list(knobs.script(submit))[:room]
+        script = list(knobs.choices[index] if knobs.choices else knobs.script(submit))[:room]
         stops = {*submit.stop_tokens, *(() if submit.ignore_eos else (EOS,))}
         position = 0
         await _pause(running, knobs.first_delay_s)
@@ -303,7 +309,11 @@ class FakeEngine:
     ) -> None:
         running.generated[index] += len(tokens)
         wanted = running.submit.logprobs
-        logprobs = None if wanted is None else [_logprob(token, wanted) for token in tokens]
+        logprobs = (
+            None
+            if wanted is None
+            else [_logprob(token, self.knobs.logprob(index, token), wanted) for token in tokens]
+        )
         self._note(running)
         output = Output(running.submit.request, tokens, index=index, logprobs=logprobs)
         connection.write(Step([output]))
@@ -350,8 +360,8 @@ class FakeEngine:
                 connection.write(Goodbye("drained"))
 
 
-def _logprob(token: int, alternatives: int) -> TokenLogprobs:
-    return TokenLogprobs(-0.5, [(token + i, -0.5 - i) for i in range(alternatives)])
+def _logprob(token: int, own: float, alternatives: int) -> TokenLogprobs:
+    return TokenLogprobs(own, [(token + i, own - i) for i in range(alternatives)])
 
 
 async def _pause(running: _Running, seconds: float) -> None:

@@ -194,6 +194,7 @@ async def serving(
     snapshot_age: "Sequence[float]" = (0.0,),
     limiter: RateLimiter | None = None,
     tariff: TariffOf = unpriced,
+    priority_tier: bool = False,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -219,7 +220,9 @@ async def serving(
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
     )  # fmt: skip
-    intake = Intake(snapshot, prompts, fleet, deadline_ms=int(timeout_s * 1000))
+    intake = Intake(
+        snapshot, prompts, fleet, deadline_ms=int(timeout_s * 1000), priority_tier=priority_tier
+    )
     rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)
     routes = Routes(services, intake, snapshot, health=health, behind=rest)
     listener = Listener(routes, "127.0.0.1", 0)

@@ -95,3 +95,33 @@ async def test_one_failing_prompt_fails_the_request_and_leaves_nothing_running(t
         assert (got.status, got.error["code"]) == (500, "engine_failed")
         assert server.engine.open == 0
         assert len(server.recorder.ended) == 1
+
+
+async def test_the_best_of_several_are_the_answer_and_all_are_billed(tmp_path):
+    async with serving(tmp_path) as server:
+        texts = ["abc", "Hello", "dog", "fox"]
+        chances = {"abc": -3.0, "Hello": -0.5, "dog": -2.0, "fox": -0.25}
+        tokens = [server.tokenizer.encode(text, add_special=False) for text in texts]
+        server.engine.knobs.choices = tokens
+        server.engine.knobs.logprob = lambda index, token: chances[texts[index]]
+        got = await ask(server.port, asked(n=2, best_of=4, max_tokens=50))
+        choices = got.json["choices"]
+        assert [(c["index"], c["text"]) for c in choices] == [(0, "fox"), (1, "Hello")]
+        assert all(choice["logprobs"] is None for choice in choices)
+        assert got.json["usage"]["completion_tokens"] == sum(len(t) + 1 for t in tokens)
+        assert (server.last.n, server.last.logprobs) == (4, 0)
+
+
+async def test_a_service_tier_is_a_priority_and_the_answer_names_it(tmp_path):
+    async with serving(tmp_path) as server:
+        got = await ask(server.port, asked(service_tier="flex"))
+        assert (got.json["service_tier"], server.last.priority) == ("flex", -1)
+        got = await ask(server.port, asked(service_tier="priority"))
+        assert (got.json["service_tier"], server.last.priority) == ("default", 0)
+        assert "service_tier" not in (await ask(server.port, asked())).json
+
+
+async def test_priority_goes_first_where_the_operator_lets_it(tmp_path):
+    async with serving(tmp_path, priority_tier=True) as server:
+        got = await ask(server.port, asked(service_tier="priority"))
+        assert (got.json["service_tier"], server.last.priority) == ("priority", 1)

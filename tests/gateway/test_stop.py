@@ -70,13 +70,27 @@ def test_holds_back_only_what_may_still_become_a_stop_string(stops, text):
         assert len(held) == longest
 
 
+@given(stops=st.lists(LETTERS.filter(bool), min_size=1, max_size=4), parts=st.lists(LETTERS))
+def test_a_stop_string_that_is_to_be_shown_holds_nothing_back(stops, parts):
+    search, before = StopSearch(StopStrings(stops), shown=True), ""
+    for part in parts:
+        shown = search.feed(part)
+        before += shown
+        if search.found:
+            assert any(before.endswith(stop) for stop in stops)
+            return
+        assert shown == part
+    assert first_end(stops, before) is None
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return Tokenizer.load(build_model_dir(tmp_path_factory.mktemp("model")))
 
 
-def choice(tokenizer, *stops, min_tokens=0):
-    return Choice(0, tokenizer, stops=StopStrings(stops), min_tokens=min_tokens)
+def choice(tokenizer, *stops, min_tokens=0, shows_stop=False):
+    stop_strings = StopStrings(stops) if stops else None
+    return Choice(0, tokenizer, stops=stop_strings, min_tokens=min_tokens, shows_stop=shows_stop)
 
 
 def letters(tokenizer, text):
@@ -113,3 +127,22 @@ def test_logprobs_go_with_their_text(tokenizer):
     assert [c.offset for c in first.chances] == [0, 1]
     cut = one.feed(Output("r", letters(tokenizer, "OP"), logprobs=known[:2]))
     assert (cut.text, cut.chances, cut.finish) == ("", [], "stop")
+
+
+def test_what_stops_the_text_is_shown_where_that_is_asked_for(tokenizer):
+    one = choice(tokenizer, "STOP", shows_stop=True)
+    known = [TokenLogprobs(-0.1)] * 10
+    delta = one.feed(Output("r", letters(tokenizer, "okSTOPmore"), logprobs=known))
+    assert (delta.text, delta.finish, len(delta.chances)) == ("okSTOP", "stop", 6)
+    (stop,) = letters(tokenizer, "!")
+    by_token = choice(tokenizer, shows_stop=True)
+    by_token.feed(Output("r", letters(tokenizer, "ok")))
+    ended = Output("r", [], Finish.STOP, usage=Usage(5, 0, 3), stop_token=stop)
+    assert by_token.feed(ended).text == "!"
+    assert choice(tokenizer).feed(ended).text == ""
+
+
+def test_a_control_token_that_stops_the_text_has_no_text(tokenizer):
+    one = choice(tokenizer, "xyz", shows_stop=True)
+    one.feed(Output("r", letters(tokenizer, "okxy")))
+    assert one.feed(Output("r", [], Finish.STOP, stop_token=2)).text == ""

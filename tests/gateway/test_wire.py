@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from gateway.errors import InvalidJson, InvalidRequest, InvalidType, UnsupportedParameter
+from gateway.errors import InvalidJson, InvalidRequest, InvalidType
 from gateway.inference.body import parse_object
 from gateway.inference.description import CHAT, COMPLETION, SHARED
+from gateway.inference.tier import Tier
 from gateway.inference.wire import read_chat, read_completion
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -86,6 +87,8 @@ def refused(read, body):
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage",
          "invalid_type"),
+        ({"service_tier": "gold"}, "service_tier", "invalid_value"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "invalid_type"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
@@ -202,11 +205,31 @@ def test_completions_default_to_sixteen_tokens_and_take_none_only_with_echo():
     assert refused(read_completion, {**echo, "echo": False}).param == "max_tokens"
 
 
-def test_best_of_passes_only_when_it_asks_for_nothing_more():
-    body = {"model": "m", "prompt": "a", "best_of": 2}
-    assert read_completion({**body, "n": 2}).options.n == 2
-    with pytest.raises(UnsupportedParameter):
-        read_completion(body)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"n": 2, "best_of": 1}, "at least n, 2"), ({"best_of": 2, "stream": True}, "stream"),
+     ({"best_of": 129}, "between 1 and 128"), ({"best_of": 0}, "between 1 and 128")],
+    ids=str,
+)  # fmt: skip
+def test_best_of_must_leave_something_to_choose_from(fields, message):
+    error = refused(read_completion, {"model": "m", "prompt": "a", **fields})
+    assert (error.param, message in error.message) == ("best_of", True)
+
+
+def test_best_of_is_how_many_are_generated():
+    body = {"model": "m", "prompt": "a", "best_of": 3}
+    assert read_completion(body).options.candidates == 3
+    assert read_completion({**body, "best_of": 1, "stream": True}).options.candidates == 1
+    assert chat(n=2).options.candidates == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "tier"),
+    [("auto", Tier.DEFAULT), ("default", Tier.DEFAULT), ("flex", Tier.FLEX),
+     ("priority", Tier.PRIORITY), ("fast", Tier.PRIORITY), (None, None)],
+)  # fmt: skip
+def test_service_tiers_are_read(asked, tier):
+    assert chat(service_tier=asked).options.tier is tier
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""What chat and completions share, checked field by field.
+
+Whom a request is for (``safety_identifier``, else ``user``) and its ``metadata`` change nothing
+about the answer: limits and usage go by them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.protocol import Sampling
+from gateway.errors import InvalidRequest
+from gateway.inference.fields import Fields, checked_text, missing, out_of_range, wrong_type
+from gateway.inference.sampling import read_sampling
+from gateway.inference.support import refuse_unsupported
+from gateway.inference.tier import TIERS, Tier
+
+MOST_STOPS = 16
+MOST_STOP_CHARS = 1024
+MOST_STOP_TOKENS = 256
+MOST_CHOICES = 128
+MOST_NAME_CHARS = 256  # of a customer, or a tag with its value
+MOST_TAGS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    model: str
+    sampling: Sampling
+    max_tokens: int | None
+    n: int
+    candidates: int  # choices generated per prompt, of which the likeliest n are the answer
+    stop: tuple[str, ...]
+    shows_stop: bool  # the stop string, or a stop token's text, is part of the answer
+    stop_tokens: tuple[int, ...]
+    ignore_eos: bool
+    logprobs: int | None  # alternatives per token; None: none wanted
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...]  # names for x-ignored-params
+    tier: Tier | None = None  # as asked for; None: the client named none
+    customer: str = ""  # whom it is for, of the tenant's own customers
+    tags: tuple[str, ...] = ()  # name=value
+
+
+def read_options(
+    fields: Fields,
+    *,
+    model: str,
+    logprobs: int | None,
+    max_tokens: int | None,
+    chooses: bool = False,
+) -> Options:
+    """The last to read: what is still unread is ignored, and named.
+
+    ``chooses``: whether the endpoint knows ``best_of``. Raises InvalidRequest.
+    """
+    n = fields.integer("n", 1, MOST_CHOICES) or 1
+    stream = fields.flag("stream")
+    include_usage, ignored = _stream_options(fields, stream)
+    sampling = read_sampling(fields)
+    if max_tokens is not None and sampling.min_tokens > max_tokens:
+        raise out_of_range(sampling.min_tokens, f"at most max_tokens, {max_tokens}", "min_tokens")
+    return Options(
+        model=model,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        n=n,
+        candidates=_candidates(fields, n, stream) if chooses else n,
+        stop=_stop(fields),
+        shows_stop=fields.flag("include_stop_str_in_output"),
+        stop_tokens=fields.token_ids("stop_token_ids", MOST_STOP_TOKENS),
+        ignore_eos=fields.flag("ignore_eos"),
+        logprobs=logprobs,
+        stream=stream,
+        include_usage=include_usage,
+        tier=_tier(fields),
+        customer=_customer(fields),
+        tags=_tags(fields),
+        ignored=(*_left(fields), *ignored),
+    )
+
+
+def _left(fields: Fields) -> list[str]:
+    """What nobody read, once nothing of it would change the answer."""
+    refuse_unsupported(fields)
+    return sorted(fields.unread)
+
+
+def read_model(fields: Fields) -> str:
+    model = fields.name("model")
+    if not model:
+        raise missing("model")
+    return model
+
+
+def _candidates(fields: Fields, n: int, stream: bool) -> int:
+    candidates = fields.integer("best_of", 1, MOST_CHOICES) or n
+    if candidates < n:
+        raise out_of_range(candidates, f"at least n, {n}", "best_of")
+    if candidates > n and stream:
+        raise InvalidRequest(
+            "A stream cannot show the best of several: best_of must equal n.", param="best_of"
+        )
+    return candidates
+
+
+def _tier(fields: Fields) -> Tier | None:
+    name = fields.name("service_tier")
+    if name is not None and name not in TIERS:
+        raise InvalidRequest(
+            f"service_tier must be one of {', '.join(TIERS)}.", param="service_tier"
+        )
+    return None if name is None else TIERS[name]
+
+
+def _customer(fields: Fields) -> str:
+    """The newer field goes before the older."""
+    older, newer = fields.name("user"), fields.name("safety_identifier")
+    for name, value in (("user", older), ("safety_identifier", newer)):
+        if value and len(value) > MOST_NAME_CHARS:
+            raise out_of_range(f"{len(value)} characters long", f"at most {MOST_NAME_CHARS}", name)
+    return newer or older or ""
+
+
+def _tags(fields: Fields) -> tuple[str, ...]:
+    metadata = fields.object("metadata")
+    if metadata is None:
+        return ()
+    names = sorted(metadata.unread)
+    if len(names) > MOST_TAGS:
+        raise out_of_range(len(names), f"at most {MOST_TAGS} entries long", "metadata")
+    tags = [f"{name}={metadata.name(name) or ''}" for name in names]
+    for name, tag in zip(names, tags, strict=True):
+        if len(tag) > MOST_NAME_CHARS:
+            raise out_of_range(
+                f"{len(tag)} characters long", f"at most {MOST_NAME_CHARS}", f"metadata.{name[:64]}"
+            )
+    return tuple(tags)
+
+
+def _stream_options(fields: Fields, stream: bool) -> tuple[bool, list[str]]:
+    options = fields.object("stream_options")
+    if options is None:
+        return False, []
+    if not stream:
+        raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+    return options.flag("include_usage"), [options.at(name) for name in sorted(options.unread)]
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.take("stop")
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return _stops([value], "stop") if value else ()
+    if not isinstance(value, list):
+        raise wrong_type(value, "a string or an array of strings", "stop")
+    return _stops(value, "stop[{}]")
+
+
+def _stops(values: list[Any], path: str) -> tuple[str, ...]:
+    if len(values) > MOST_STOPS:
+        raise out_of_range(len(values), f"at most {MOST_STOPS} strings", "stop")
+    stops = [checked_text(value, path.format(i)) for i, value in enumerate(values)]
+    for i, stop in enumerate(stops):
+        if len(stop) > MOST_STOP_CHARS:
+            raise out_of_range(
+                f"{len(stop)} characters long", f"at most {MOST_STOP_CHARS}", path.format(i)
+            )
+    return tuple(dict.fromkeys(stop for stop in stops if stop))

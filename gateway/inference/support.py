@@ -1,0 +1,52 @@
+"""Which fields are understood: every documented field is in one of three classes.
+
+It works; or it is ignored and named in ``x-ignored-params``; or it is refused with 400 and its
+name. Unknown fields are ignored and named too, for clients send more every month. Besides
+OpenAI's fields this knows vLLM's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.errors import UnsupportedParameter
+from gateway.inference.fields import Fields
+
+# Changes nothing about the answer here, so that it is safe to leave out.
+IGNORED = frozenset({
+    "cache_salt", "include_reasoning", "kv_transfer_params", "length_penalty",
+    "parallel_tool_calls", "prediction", "priority", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "reasoning_effort", "request_id", "spaces_between_special_tokens",
+    "store", "verbosity",
+})  # fmt: skip
+# Would change the answer, so that leaving it out silently would be wrong.
+REFUSED = (
+    "tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio",
+    "web_search_options", "moderation", "suffix", "use_beam_search",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "prompt_logprobs", "allowed_token_ids", "bad_words", "chat_template", "documents",
+    "logits_processors", "mm_processor_kwargs", "return_token_ids", "vllm_xargs",
+)  # fmt: skip
+# Values of refused fields that ask for what we do anyway.
+HARMLESS: dict[str, Sequence[Any]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+    "documents": ([],),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "return_token_ids": (False,),
+    "vllm_xargs": ({},),
+}
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Raises UnsupportedParameter."""
+    for name in REFUSED:
+        if name in fields.unread and fields.take(name) not in HARMLESS.get(name, ()):
+            raise UnsupportedParameter(f"{name} is not supported.", param=name)
