@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from gateway.admin import shapes
 from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of, text_of
+from gateway.admin.reports import add_reports
 from gateway.admin.shapes import NANO_PER_CENT, NO_LIMIT, Json, page
 from gateway.audit.repository import AuditRepository
 from gateway.errors import InvalidRequest, ResourceNotFound
@@ -35,6 +36,7 @@ def admin_router(desk: AdminDesk) -> APIRouter:
     _add_admin_keys(router, desk)
     _add_limits(router, desk)
     _add_audit(router, desk)
+    add_reports(router, desk)
     return router
 
 

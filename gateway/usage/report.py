@@ -34,6 +34,7 @@ __all__ = [
     "Usage",
     "UsageReport",
     "Window",
+    "bucket_start",
 ]
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -116,7 +117,7 @@ class UsageReport:
         rows = await self._rows.lines(window, group_by, only, by_minute=by_minute)
         found: dict[datetime, dict[tuple[str, ...], Usage]] = {}
         for slot, group, usage in _parsed(rows, len(group_by)):
-            lines = found.setdefault(_floor(slot, width), {})
+            lines = found.setdefault(bucket_start(slot, width), {})
             lines[group] = lines.get(group, NOTHING) + usage
         return [
             Bucket(start, start + width, [Line(*line) for line in sorted(lines.items(), key=_name)])
@@ -165,12 +166,12 @@ def _aware(time: datetime | str) -> datetime:
     return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed
 
 
-def _floor(time: datetime, width: timedelta) -> datetime:
+def bucket_start(time: datetime, width: timedelta) -> datetime:
     return time - (time - EPOCH) % width
 
 
 def _steps(window: Window, width: timedelta) -> Iterator[datetime]:
-    start = _floor(window.start, width)
+    start = bucket_start(window.start, width)
     while start < window.end:
         yield start
         start += width

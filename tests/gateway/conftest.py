@@ -1,5 +1,6 @@
 """The stores that gateway tests run against."""
 
+from tests.gateway.administrators import clients
 from tests.services import (
     backend,
     database,
@@ -12,6 +13,7 @@ from tests.services import (
 
 __all__ = [
     "backend",
+    "clients",
     "database",
     "database_url",
     "migrated_sqlite",
