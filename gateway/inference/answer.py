@@ -67,6 +67,7 @@ class Answer:
                 tokenizer,
                 stops=stops,
                 shows_stop=options.shows_stop,
+                shows_special=options.shows_special,
                 min_tokens=options.sampling.min_tokens,
                 offset=len(order.echoes[position]) if order.echoes else 0,
             )

@@ -35,13 +35,15 @@ class Choice:
         *,
         stops: StopStrings | None = None,
         shows_stop: bool = False,
+        shows_special: bool = False,
         min_tokens: int = 0,
         offset: int = 0,
     ) -> None:
         """``offset``: characters shown before the first token, where a prompt is echoed.
-        ``shows_stop``: what stops the text, a string or a token of its own, is part of it."""
+        ``shows_stop``: what stops the text, a string or a token of its own, is part of it.
+        ``shows_special``: so are control tokens."""
         self.index = index
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, special=shows_special)
         self._search = StopSearch(stops, shown=shows_stop) if stops else None
         self._shows_stop = shows_stop
         self._min_tokens = min_tokens

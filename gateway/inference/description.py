@@ -42,6 +42,9 @@ SHARED: dict[str, Schema] = {
     "stop_token_ids": {"type": "array", "items": integer(0)},
     "include_stop_str_in_output": FLAG,
     "ignore_eos": FLAG,
+    "return_tokens_as_token_ids": FLAG,
+    "skip_special_tokens": {"type": "boolean", "default": True},
+    "truncate_prompt_tokens": integer(-1),
     "service_tier": {"type": "string", "enum": list(TIERS)},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100, 0)},
     "stream": FLAG,
@@ -50,12 +53,16 @@ SHARED: dict[str, Schema] = {
 CHAT: dict[str, Schema] = {
     "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
     "max_completion_tokens": integer(1),
+    "add_generation_prompt": {"type": "boolean", "default": True},
+    "continue_final_message": FLAG,
+    "chat_template_kwargs": {"type": "object"},
     "logprobs": FLAG,
     "top_logprobs": integer(0, MOST_ALTERNATIVES),
 }
 COMPLETION: dict[str, Schema] = {
     "best_of": integer(1, MOST_CHOICES),
     "prompt": {"description": "Text, token ids, or an array of either."},
+    "add_special_tokens": {"type": "boolean", "default": True},
     "echo": FLAG,
     "logprobs": integer(0, MOST_ALTERNATIVES),
 }

@@ -17,8 +17,9 @@ class Detokenizer:
 
     __slots__ = ("_decoder", "_token_bytes")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._token_bytes = tokenizer.bytes_of
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        """``special``: control tokens show, by their names."""
+        self._token_bytes = tokenizer.spelling_of if special else tokenizer.bytes_of
         self._decoder = _decoder("replace")
 
     def feed(self, tokens: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ import orjson
 from gateway.errors import GatewayError
 from gateway.inference.answer import Counts, Written
 from gateway.inference.choice import Delta
-from gateway.inference.logprobs import TokenChance, chat_logprobs, completion_logprobs
+from gateway.inference.logprobs import Speller, TokenChance, chat_logprobs, completion_logprobs
 from gateway.inference.order import Order
 from gateway.inference.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class Frames(ABC):
 
     def __init__(self, order: Order, tokenizer: Tokenizer, *, created: int) -> None:
         self._order = order
-        self._tokenizer = tokenizer
+        self._speller = Speller(tokenizer, ids=order.options.shows_ids)
         self._head: dict[str, Any] = {
             "id": self.id_prefix + order.id.removeprefix("req_"),
             "object": self.chunk_object,
@@ -111,13 +111,13 @@ class ChatFrames(Frames):
                 "refusal": None,
                 "annotations": [],
             },
-            "logprobs": chat_logprobs(written.chances, self._tokenizer) if wanted else None,
+            "logprobs": chat_logprobs(written.chances, self._speller) if wanted else None,
             "finish_reason": written.finish,
             **({DETAIL: written.why} if written.why else {}),
         }
 
     def _logprobs(self, chances: Sequence[TokenChance]) -> bytes:
-        return orjson.dumps(chat_logprobs(chances, self._tokenizer)) if chances else b"null"
+        return orjson.dumps(chat_logprobs(chances, self._speller)) if chances else b"null"
 
 
 class CompletionFrames(Frames):
@@ -147,7 +147,7 @@ class CompletionFrames(Frames):
         alternatives = self._order.options.logprobs
         if alternatives is None:
             return None
-        return completion_logprobs(chances, self._tokenizer, alternatives=alternatives)
+        return completion_logprobs(chances, self._speller, alternatives=alternatives)
 
 
 def _why(why: dict[str, str] | None) -> bytes:

@@ -8,7 +8,6 @@ from gateway.errors import InvalidRequest
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
-from gateway.inference.detokenize import Detokenizer
 from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
@@ -44,7 +43,8 @@ class Intake:
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_chat(body)
         target = self._names.resolve(principal, asked.options.model, subject_of(body))
-        tokens = await self._prompts.of_chat(asked.messages)
+        tokens = await self._prompts.of_chat(asked.messages, asked.rendering)
+        tokens = self._kept(tokens, asked.options)
         return self._order(
             request_id, principal, target, options=asked.options, prompts=[tokens], param="messages"
         )
@@ -53,22 +53,27 @@ class Intake:
         asked = read_completion(body)
         target = self._names.resolve(principal, asked.options.model, subject_of(body))
         several = len(asked.prompts) > 1
-        prompts, echoes = [], []
+        prompts: list[list[int]] = []
+        echoes: list[str] = []
         for i, prompt in enumerate(asked.prompts):
             path = f"prompt[{i}]" if several else "prompt"
-            if isinstance(prompt, str):
-                prompts.append(await self._prompts.of_text(prompt, path))
-                echoes.append(prompt)
-            else:
-                prompts.append(self._prompts.of_tokens(prompt, path))
-                echoes.append(self._text(prompt))
+            tokens = (
+                await self._prompts.of_text(prompt, path, add_special=asked.add_special)
+                if isinstance(prompt, str)
+                else self._prompts.of_tokens(prompt, path)
+            )
+            kept = self._kept(tokens, asked.options)
+            prompts.append(kept)
+            if asked.echo:
+                as_written = isinstance(prompt, str) and len(kept) == len(tokens)
+                echoes.append(str(prompt) if as_written else await self._prompts.text_of(kept))
         return self._order(
             request_id,
             principal,
             target,
             options=asked.options,
             prompts=prompts,
-            echoes=echoes if asked.echo else (),
+            echoes=echoes,
             param="prompt",
         )
 
@@ -99,6 +104,15 @@ class Intake:
             echoes=echoes,
         )
 
+    def _kept(self, tokens: list[int], options: Options) -> list[int]:
+        """The end of a prompt, where the client would rather lose its beginning."""
+        count = options.last_tokens
+        if count is None:
+            return tokens
+        if count < 0:
+            count = max(self._fleet.context - max(options.max_tokens or 1, 1), 1)
+        return tokens[-count:]
+
     def _served(self, asked: Tier | None) -> Tier | None:
         return Tier.DEFAULT if asked is Tier.PRIORITY and not self._priority_tier else asked
 
@@ -112,10 +126,6 @@ class Intake:
                         f"{field} names token {token}; the vocabulary has {size} tokens.",
                         param=field,
                     )
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        detokenizer = Detokenizer(self._prompts.tokenizer)
-        return detokenizer.feed(tokens) + detokenizer.flush()
 
 
 def subject_of(body: Object) -> str:

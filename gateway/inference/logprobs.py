@@ -19,43 +19,56 @@ class TokenChance:
     chance: TokenLogprobs | None  # None: the first token of an echoed prompt has none
 
 
-def chat_logprobs(chances: Sequence[TokenChance], tokenizer: Tokenizer) -> dict[str, Any]:
-    return {"content": [_chat_token(item, tokenizer) for item in chances], "refusal": None}
+class Speller:
+    """How tokens are named in log-probabilities."""
+
+    __slots__ = ("_ids", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, *, ids: bool = False) -> None:
+        """``ids``: by number, so that tokens that look alike can be told apart."""
+        self._tokenizer = tokenizer
+        self._ids = ids
+
+    def name(self, token: int) -> str:
+        return f"token_id:{token}" if self._ids else self._tokenizer.text_of(token)
+
+    def spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self._tokenizer.spelling_of(token))
+        return {"token": self.name(token), "logprob": max(logprob, LOWEST), "bytes": raw}
 
 
-def _chat_token(item: TokenChance, tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(chances: Sequence[TokenChance], speller: Speller) -> dict[str, Any]:
+    return {"content": [_chat_token(item, speller) for item in chances], "refusal": None}
+
+
+def _chat_token(item: TokenChance, speller: Speller) -> dict[str, Any]:
     chance = item.chance or TokenLogprobs(logprob=LOWEST)
     return {
-        **_spelled(item.token, chance.logprob, tokenizer),
-        "top_logprobs": [_spelled(token, value, tokenizer) for token, value in chance.top],
+        **speller.spelled(item.token, chance.logprob),
+        "top_logprobs": [speller.spelled(token, value) for token, value in chance.top],
     }
 
 
-def _spelled(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    text, raw = tokenizer.text_of(token), tokenizer.bytes_of(token)
-    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(raw or text.encode())}
-
-
 def completion_logprobs(
-    chances: Sequence[TokenChance], tokenizer: Tokenizer, *, alternatives: int
+    chances: Sequence[TokenChance], speller: Speller, *, alternatives: int
 ) -> dict[str, Any]:
     return {
-        "tokens": [tokenizer.text_of(item.token) for item in chances],
+        "tokens": [speller.name(item.token) for item in chances],
         "token_logprobs": [
             max(item.chance.logprob, LOWEST) if item.chance else None for item in chances
         ],
-        "top_logprobs": [_alternatives(item, tokenizer) for item in chances]
+        "top_logprobs": [_alternatives(item, speller) for item in chances]
         if alternatives
         else None,
         "text_offset": [item.offset for item in chances],
     }
 
 
-def _alternatives(item: TokenChance, tokenizer: Tokenizer) -> dict[str, float] | None:
-    """By text; of tokens that show alike the likeliest stays. The chosen token is always there."""
+def _alternatives(item: TokenChance, speller: Speller) -> dict[str, float] | None:
+    """By name; of tokens named alike the likeliest stays. The chosen token is always there."""
     if item.chance is None:
         return None
     found: dict[str, float] = {}
     for token, value in (*item.chance.top, (item.token, item.chance.logprob)):
-        found.setdefault(tokenizer.text_of(token), max(value, LOWEST))
+        found.setdefault(speller.name(token), max(value, LOWEST))
     return found

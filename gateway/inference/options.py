@@ -31,6 +31,9 @@ class Options:
     candidates: int  # choices generated per prompt, of which the likeliest n are the answer
     stop: tuple[str, ...]
     shows_stop: bool  # the stop string, or a stop token's text, is part of the answer
+    shows_special: bool  # control tokens are part of the text, by their names
+    shows_ids: bool  # log-probabilities name tokens by number
+    last_tokens: int | None  # of a prompt, which alone are kept; -1: as many as there is room for
     stop_tokens: tuple[int, ...]
     ignore_eos: bool
     logprobs: int | None  # alternatives per token; None: none wanted
@@ -68,6 +71,9 @@ def read_options(
         candidates=_candidates(fields, n, stream) if chooses else n,
         stop=_stop(fields),
         shows_stop=fields.flag("include_stop_str_in_output"),
+        shows_special=not fields.flag("skip_special_tokens", default=True),
+        shows_ids=fields.flag("return_tokens_as_token_ids"),
+        last_tokens=_last_tokens(fields),
         stop_tokens=fields.token_ids("stop_token_ids", MOST_STOP_TOKENS),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
@@ -102,6 +108,15 @@ def _candidates(fields: Fields, n: int, stream: bool) -> int:
             "A stream cannot show the best of several: best_of must equal n.", param="best_of"
         )
     return candidates
+
+
+def _last_tokens(fields: Fields) -> int | None:
+    count = fields.integer("truncate_prompt_tokens", -1)
+    if count == 0:
+        raise out_of_range(
+            0, "at least 1, or -1 for what there is room for", "truncate_prompt_tokens"
+        )
+    return count
 
 
 def _tier(fields: Fields) -> Tier | None:

@@ -10,16 +10,22 @@ Prompts of the completions endpoint are the caller's own, control tokens include
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 from gateway.errors import ContextTooLong, InvalidRequest
+from gateway.inference.detokenize import Detokenizer
 from gateway.inference.messages import Message
+from gateway.inference.rendering import PLAIN, Rendering
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
 
 LONG = 4096  # characters; tokenising more than this blocks the loop for over a millisecond
+TURN = 64  # characters that a message costs as much time as, besides its text
+T = TypeVar("T")
 
 
 class Prompts:
@@ -33,20 +39,18 @@ class Prompts:
         self._threads = threads
         self._control = _spellings(tokenizer.special)
 
-    async def of_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def of_chat(self, messages: Sequence[Message], how: Rendering = PLAIN) -> list[int]:
         """Raises InvalidRequest."""
-        size = sum(len(message["content"]) for message in messages)
-        if size <= LONG:
-            return self._chat(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._chat, messages)
+        if _is_short(messages, how):
+            return self._chat(messages, how)
+        return await self._aside(partial(self._chat, messages, how))
 
-    async def of_text(self, text: str, path: str = "prompt") -> list[int]:
+    async def of_text(
+        self, text: str, path: str = "prompt", *, add_special: bool = True
+    ) -> list[int]:
         """Raises InvalidRequest."""
-        tokens = (
-            self._plain(text)
-            if len(text) <= LONG
-            else await asyncio.get_running_loop().run_in_executor(self._threads, self._plain, text)
-        )
+        encode = partial(self.tokenizer.encode, text, add_special=add_special)
+        tokens = encode() if len(text) <= LONG else await self._aside(encode)
         if not tokens:
             raise InvalidRequest(f"{path} must not be empty.", param=path)
         return tokens
@@ -62,17 +66,22 @@ class Prompts:
                 )
         return list(tokens)
 
-    def _plain(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special=True)
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """What these tokens say; control tokens say nothing."""
+        read = partial(_read, self.tokenizer, tokens)
+        return read() if len(tokens) <= LONG else await self._aside(read)
 
-    def _chat(self, messages: Sequence[Message]) -> list[int]:
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _chat(self, messages: Sequence[Message], how: Rendering = PLAIN) -> list[int]:
         if self._template is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
         marker = f"\ufdd0{secrets.token_hex(8)}\ufdd1"  # nobody can guess it, so nobody writes it
         try:
-            rendered = self._template.render([self._disarmed(m, marker) for m in messages])
+            rendered = self._render(messages, how, marker)
         except RecursionError:
             raise InvalidRequest("A message is nested too deeply.", param="messages") from None
         tokens: list[int] = []
@@ -80,15 +89,46 @@ class Prompts:
             tokens += self.tokenizer.encode(piece, add_special=False)
         return tokens
 
+    def _render(self, messages: Sequence[Message], how: Rendering, marker: str) -> str:
+        assert self._template is not None
+        safe = [self._disarmed(message, marker) for message in messages]
+        how = replace(
+            how, tools=self._disarmed(how.tools, marker), extra=self._disarmed(how.extra, marker)
+        )
+        if not how.continues:
+            return self._template.render(safe, how)
+        end = f"\ufdd2{marker}"
+        safe[-1] = {**safe[-1], "content": safe[-1]["content"] + end}
+        rendered, found, _ = self._template.render(safe, how).rpartition(end)
+        if not found:
+            raise InvalidRequest(
+                "The model's chat template does not show the end of the last message, so it cannot"
+                " be continued.",
+                param="continue_final_message",
+            )
+        return rendered
+
     def _disarmed(self, value: Any, marker: str) -> Any:
         """The same message with a marker inside every spelling of a control token."""
         if isinstance(value, str):
             return self._control.sub(lambda found: found[1] + marker, value)
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {self._disarmed(k, marker): self._disarmed(v, marker) for k, v in value.items()}
         if isinstance(value, list):
             return [self._disarmed(item, marker) for item in value]
         return value
+
+
+def _is_short(messages: Sequence[Message], how: Rendering) -> bool:
+    """What is more than text has no size that is cheap to know."""
+    if how.tools or how.extra or any("tool_calls" in message for message in messages):
+        return False
+    return sum(len(message["content"]) + TURN for message in messages) <= LONG
+
+
+def _read(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    detokenizer = Detokenizer(tokenizer)
+    return detokenizer.feed(tokens) + detokenizer.flush()
 
 
 def require_room(tokens: int, context: int, *, param: str) -> int:

@@ -24,10 +24,13 @@ REFUSED = (
     "web_search_options", "moderation", "suffix", "use_beam_search",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "prompt_logprobs", "allowed_token_ids", "bad_words", "chat_template", "documents",
-    "logits_processors", "mm_processor_kwargs", "return_token_ids", "vllm_xargs",
+    "add_special_tokens", "echo", "logits_processors", "mm_processor_kwargs", "return_token_ids",
+    "vllm_xargs",
 )  # fmt: skip
 # Values of refused fields that ask for what we do anyway.
 HARMLESS: dict[str, Sequence[Any]] = {
+    "add_special_tokens": (False,),  # of a chat: its template writes them
+    "echo": (False,),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),

@@ -1,11 +1,14 @@
 """A model's chat template: Jinja in a sandbox, with the helpers such templates expect.
 
 The template belongs to the operator's model directory, the messages to a stranger: so the
-environment is immutable and sandboxed, and what the template raises is an answer to the client.
+environment is immutable and sandboxed, what the template raises is an answer to the client, and
+a rendering has a limit of time and of size. Time is this thread's own, looked at in every turn of
+every loop, so that neighbours do not shorten it.
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +20,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import InvalidRequest
 from gateway.inference.messages import Message
+from gateway.inference.rendering import PACE, PLAIN, Rendering
 from gateway.inference.tokenizer import TokenizerInvalid, read_config
+
+RENDER_SECONDS = 2.0  # of computing
+MOST_RENDERED = 16 << 20  # characters
+
+
+class RenderingTooLong(Exception):
+    """Time or size ran out."""
 
 
 class ChatTemplate:
@@ -25,8 +36,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, named_tokens: dict[str, str]) -> None:
         """Raises TokenizerInvalid when the source is not a template."""
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            _pace_loops(tree, environment)
+            self._template = environment.from_string(tree)
         except TemplateError as error:
             raise TokenizerInvalid(f"the chat template: {error}") from error
         self._named_tokens = named_tokens
@@ -38,17 +52,43 @@ class ChatTemplate:
         source = path.read_text("utf-8") if path.exists() else _configured(model_dir)
         return cls(source, named_tokens) if source is not None else None
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, ready for the assistant's turn. Raises InvalidRequest."""
+    def render(self, messages: Sequence[Message], how: Rendering = PLAIN) -> str:
+        """The prompt. Raises InvalidRequest."""
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._named_tokens
-            )
-        except (TemplateError, TypeError, LookupError, ValueError) as error:
+            return "".join(self._pieces(messages, how))
+        except RenderingTooLong as error:
+            raise InvalidRequest(
+                f"The model's chat template makes too much of these messages: {error}.",
+                param="messages",
+            ) from error
+        except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError) as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {str(error)[:500]}",
                 param="messages",
             ) from error
+
+    def _pieces(self, messages: Sequence[Message], how: Rendering) -> Iterator[str]:
+        until = time.thread_time() + RENDER_SECONDS
+
+        def pace() -> None:
+            if time.thread_time() > until:
+                raise RenderingTooLong(f"more than {RENDER_SECONDS:g} s of computing")
+
+        size = 0
+        given = {
+            **how.extra,
+            **self._named_tokens,
+            "messages": messages,
+            "add_generation_prompt": how.opens_turn,
+            "tools": how.tools,
+            PACE: pace,
+        }
+        for piece in self._template.generate(given):
+            pace()
+            size += len(piece)
+            if size > MOST_RENDERED:
+                raise RenderingTooLong(f"more than {MOST_RENDERED} characters")
+            yield piece
 
 
 class _GenerationTag(Extension):
@@ -59,6 +99,14 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _pace_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironment) -> None:
+    """Let every loop ask for the time."""
+    for loop in tree.find_all(nodes.For):
+        look = nodes.Call(nodes.Name(PACE, "load"), [], [], None, None)
+        turn = nodes.ExprStmt(look).set_lineno(loop.lineno).set_environment(environment)
+        loop.body.insert(0, turn)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -55,10 +55,13 @@ class Tokenizer:
         """Empty for special tokens and for ids beyond the vocabulary."""
         return self.token_bytes[token] if token < self.vocab_size else b""
 
+    def spelling_of(self, token: int) -> bytes:
+        """As ``bytes_of``, but special tokens by their name."""
+        return self.bytes_of(token) or (self._rust.id_to_token(token) or "").encode()
+
     def text_of(self, token: int) -> str:
         """One token alone, as logprobs show it. Special tokens by their name."""
-        raw = self.bytes_of(token)
-        return raw.decode("utf-8", "replace") if raw else self._rust.id_to_token(token) or ""
+        return self.spelling_of(token).decode("utf-8", "replace")
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:

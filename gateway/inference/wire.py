@@ -14,6 +14,7 @@ from gateway.inference.fields import (
 )
 from gateway.inference.messages import Message, read_messages
 from gateway.inference.options import Options, read_model, read_options
+from gateway.inference.rendering import Rendering, read_rendering
 
 MOST_ALTERNATIVES = 20
 MOST_PROMPTS = 256
@@ -24,6 +25,7 @@ UNSAID_COMPLETION = 16  # tokens of a completion whose client names no maximum, 
 class ChatRequest:
     options: Options
     messages: tuple[Message, ...]
+    rendering: Rendering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class CompletionRequest:
     options: Options
     prompts: tuple[str | tuple[int, ...], ...]
     echo: bool
+    add_special: bool  # the tokens with which the model's prompts begin are added to a text
 
 
 def read_chat(body: Object) -> ChatRequest:
@@ -38,10 +41,11 @@ def read_chat(body: Object) -> ChatRequest:
     fields = Fields(body)
     model = read_model(fields)
     messages = read_messages(fields)
+    rendering = read_rendering(fields)
     options = read_options(
         fields, model=model, logprobs=_chat_logprobs(fields), max_tokens=_chat_max_tokens(fields)
     )
-    return ChatRequest(options=options, messages=messages)
+    return ChatRequest(options=options, messages=messages, rendering=rendering)
 
 
 def read_completion(body: Object) -> CompletionRequest:
@@ -50,6 +54,7 @@ def read_completion(body: Object) -> CompletionRequest:
     model = read_model(fields)
     prompts = _prompts(fields)
     echo = fields.flag("echo")
+    add_special = fields.flag("add_special_tokens", default=True)
     logprobs = fields.integer("logprobs", 0, MOST_ALTERNATIVES)
     # Without echo nothing at all would be asked for.
     max_tokens = fields.integer("max_tokens", 0 if echo else 1)
@@ -60,7 +65,7 @@ def read_completion(body: Object) -> CompletionRequest:
         max_tokens=UNSAID_COMPLETION if max_tokens is None else max_tokens,
         chooses=True,
     )
-    return CompletionRequest(options=options, prompts=prompts, echo=echo)
+    return CompletionRequest(options=options, prompts=prompts, echo=echo, add_special=add_special)
 
 
 def _chat_max_tokens(fields: Fields) -> int | None:

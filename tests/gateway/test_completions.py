@@ -125,3 +125,34 @@ async def test_priority_goes_first_where_the_operator_lets_it(tmp_path):
     async with serving(tmp_path, priority_tier=True) as server:
         got = await ask(server.port, asked(service_tier="priority"))
         assert (got.json["service_tier"], server.last.priority) == ("priority", 1)
+
+
+async def test_only_the_end_of_a_prompt_is_kept_where_that_is_asked_for(tmp_path):
+    async with serving(tmp_path, context=32) as server:
+        prompt = list(range(5, 45))
+        got = await ask(server.port, asked(prompt=prompt, truncate_prompt_tokens=3, echo=True))
+        assert server.last.tokens == prompt[-3:]
+        assert got.json["usage"]["prompt_tokens"] == 3
+        await ask(server.port, asked(prompt=prompt, truncate_prompt_tokens=-1, max_tokens=4))
+        assert server.last.tokens == prompt[-28:]
+
+
+async def test_control_tokens_show_where_that_is_asked_for(tmp_path):
+    async with serving(tmp_path) as server:
+        server.script(lambda _: [1, *server.tokenizer.encode("user", add_special=False), 2])
+        hidden = await ask(server.port, asked(max_tokens=20))
+        assert hidden.json["choices"][0]["text"] == "user"
+        shown = await ask(server.port, asked(max_tokens=20, skip_special_tokens=False))
+        assert shown.json["choices"][0]["text"] == "<|im_start|>user"
+        stop = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+        ended = await ask(server.port, asked(max_tokens=20, **stop))
+        assert ended.json["choices"][0]["text"] == "<|im_start|>user<|im_end|>"
+
+
+async def test_tokens_may_be_named_by_number(tmp_path):
+    async with serving(tmp_path) as server:
+        server.script(lambda _: [7, 8])
+        got = await ask(server.port, asked(logprobs=2, return_tokens_as_token_ids=True))
+        logprobs = got.json["choices"][0]["logprobs"]
+        assert logprobs["tokens"] == ["token_id:7", "token_id:8"]
+        assert set(logprobs["top_logprobs"][0]) == {"token_id:7", "token_id:8"}

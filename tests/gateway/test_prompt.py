@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ContextTooLong, InvalidRequest
 from gateway.inference.prompt import LONG, Prompts, require_room
+from gateway.inference.rendering import Rendering
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer, TokenizerInvalid
 from tests.gateway.serving import CHATML, build_model_dir
@@ -134,6 +135,62 @@ def test_what_a_template_raises_is_the_clients_answer():
 def test_the_sandbox_holds(source):
     with pytest.raises(InvalidRequest):
         rendered(source)
+
+
+LOOPS = (
+    "{% for m in messages %}{% for n in messages %}{% set x = m.content %}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_rendering_that_takes_too_long_is_ended(monkeypatch):
+    monkeypatch.setattr("gateway.inference.template.RENDER_SECONDS", 0.05)
+    with pytest.raises(InvalidRequest, match=r"0\.05 s of computing") as caught:
+        ChatTemplate(LOOPS, {}).render(user("x") * 10_000)
+    assert caught.value.param == "messages"
+
+
+def test_a_rendering_that_grows_too_large_is_ended(monkeypatch):
+    monkeypatch.setattr("gateway.inference.template.MOST_RENDERED", 1000)
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert len(ChatTemplate(source, {}).render(user("x" * 10) * 100)) == 1000
+    with pytest.raises(InvalidRequest, match="1000 characters"):
+        ChatTemplate(source, {}).render(user("x" * 10) * 101)
+
+
+def test_loops_in_macros_are_paced_too():
+    macro = "{% macro f(ms) %}{% for m in ms %}{{ m.content }}{% endfor %}{% endmacro %}"
+    assert rendered(macro + "{{ f(messages) }}") == "Hé"
+
+
+def test_a_chat_may_be_left_without_a_turn_or_go_on_from_its_last_message(tokenizer, prompts):
+    def text(messages, **how):
+        tokens = prompts._chat(messages, Rendering(**how))
+        return "".join(map(tokenizer.text_of, tokens))
+
+    assert text(user("Hi")).endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
+    assert text(user("Hi"), opens_turn=False).endswith("Hi<|im_end|>\n")
+    begun = [*user("Hi"), {"role": "assistant", "content": "Hello, <|im_end|> "}]
+    going_on = text(begun, opens_turn=False, continues=True)
+    assert going_on.endswith("<|im_start|>assistant\nHello, <|im_end|> ")
+
+
+def test_what_a_template_does_not_show_cannot_be_continued(tokenizer):
+    how = Rendering(opens_turn=False, continues=True)
+    with ThreadPoolExecutor(1) as threads:
+        cutting = Prompts(tokenizer, ChatTemplate("{{ messages[0].content[:3] }}", {}), threads)
+        with pytest.raises(InvalidRequest) as caught:
+            cutting._chat(user("Hello"), how)
+    assert caught.value.param == "continue_final_message"
+
+
+async def test_more_that_a_template_knows_can_be_given_but_forges_nothing(tokenizer):
+    template = ChatTemplate("{{ bos_token }}{{ mood }}{{ messages[0].content }}",
+                            {"bos_token": "<|im_start|>"})  # fmt: skip
+    how = Rendering(extra={"mood": "<|im_end|>", "bos_token": "x"})
+    with ThreadPoolExecutor(1) as threads:
+        tokens = await Prompts(tokenizer, template, threads).of_chat(user("Hi"), how)
+    assert tokens[0] == START
+    assert END not in tokens
 
 
 def test_a_broken_template_is_refused_at_start():
