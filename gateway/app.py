@@ -40,6 +40,7 @@ from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services
 from gateway.inference.template import ChatTemplate
+from gateway.inference.tokenization import Tokenization
 from gateway.inference.tokenizer import Tokenizer
 from gateway.inference.wire import MOST_PROMPTS
 from gateway.limits.limiter import RateLimiter, Spending, memory_limiter, redis_limiter
@@ -157,6 +158,7 @@ class Application:
                     priority_tier=settings.priority_tier,
                 ),
                 snapshot,
+                tokenization=Tokenization(snapshot, prompts, self._fleet),
                 health=self._health,
                 behind=rest_application(
                     self._health,

@@ -67,12 +67,29 @@ COMPLETION: dict[str, Schema] = {
     "logprobs": integer(0, MOST_ALTERNATIVES),
 }
 
+TOKENIZE: dict[str, Schema] = {
+    "model": SHARED["model"],
+    "prompt": {"type": "string"},
+    "messages": CHAT["messages"],
+    "add_special_tokens": {"type": "boolean"},
+    "add_generation_prompt": {"type": "boolean", "default": True},
+    "continue_final_message": FLAG,
+    "chat_template_kwargs": {"type": "object"},
+    "return_token_strs": FLAG,
+}
+DETOKENIZE: dict[str, Schema] = {
+    "model": SHARED["model"],
+    "tokens": {"type": "array", "items": integer(0)},
+}
+
 
 def paths() -> dict[str, Any]:
     """For the ``paths`` of an OpenAPI document."""
     return {
         "/v1/chat/completions": {"post": _generating("Answer a chat", CHAT, "messages")},
         "/v1/completions": {"post": _generating("Continue a text", COMPLETION, "prompt")},
+        "/tokenize": {"post": _asking("The tokens of a prompt or a chat", TOKENIZE)},
+        "/detokenize": {"post": _asking("The text of tokens", DETOKENIZE, "tokens")},
         "/v1/models": {"get": _operation("The base and your adapters")},
         "/v1/models/{model}": {
             "get": {
@@ -98,6 +115,12 @@ def _generating(summary: str, own: dict[str, Schema], required: str) -> dict[str
         ),
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
     }
+
+
+def _asking(summary: str, properties: dict[str, Schema], *required: str) -> dict[str, Any]:
+    schema = {"type": "object", "required": list(required), "properties": properties}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {**_operation(summary), "requestBody": body}
 
 
 def _operation(summary: str) -> dict[str, Any]:

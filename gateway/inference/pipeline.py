@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
+
+import orjson
 
 from gateway.errors import GatewayError, Unavailable
 from gateway.http import Reply, Request
@@ -20,6 +23,7 @@ from gateway.inference.frames import Frames
 from gateway.inference.order import Order
 from gateway.inference.services import Services
 
+Told = Callable[[Object, Principal], Awaitable[dict[str, Any]]]
 RETRY_SECONDS = 1.0  # what a client is told to wait when too many requests are under way
 
 
@@ -40,15 +44,14 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
-        principal = self._do.gate.admit(request)
-        reply.facts |= {"project": principal.project, "key": principal.key}
+        principal = self._admit(request, reply)
         try:
             body = parse_object(await request.json_body(self._do.max_body_bytes))
             order = await endpoint.take(body, principal, reply.request_id)
             order = self._within_limits(order)
             self._require_room()
         except GatewayError:
-            await self._count_refused(principal, reply)
+            await self._count(principal, reply)  # a request that is refused is one all the same
             raise
         tariff = self._do.tariff(order.target, datetime.now(UTC))
         demand = order.demand(price_of(tariff))
@@ -69,12 +72,24 @@ class Pipeline:
             self._inflight -= 1
             self._do.metrics.inflight.set(self._inflight)
 
+    async def tell(self, request: Request, reply: Reply, told: Told) -> None:
+        """Answer what needs no engine. It counts as a request, whatever is in it."""
+        principal = self._admit(request, reply)
+        await self._count(principal, reply)
+        body = parse_object(await request.json_body(self._do.max_body_bytes))
+        await reply.json(orjson.dumps(await told(body, principal)))
+
+    def _admit(self, request: Request, reply: Reply) -> Principal:
+        principal = self._do.gate.admit(request)
+        reply.facts |= {"project": principal.project, "key": principal.key}
+        return principal
+
     def _using(self, order: Order) -> AbstractContextManager[None]:
         residents = self._do.residents
         return residents.using(order.target.adapter_id) if residents else nullcontext()
 
-    async def _count_refused(self, principal: Principal, reply: Reply) -> None:
-        """A request that is refused counts as one all the same. Raises RequestsLimited."""
+    async def _count(self, principal: Principal, reply: Reply) -> None:
+        """A request without tokens. Raises RequestsLimited."""
         lease = await self._do.limiter.reserve(principal, reply.request_id, 0)
         reply.headers.update(lease.headroom.headers())
         await self._do.limiter.settle(lease, 0)

@@ -66,9 +66,9 @@ class Prompts:
                 )
         return list(tokens)
 
-    async def text_of(self, tokens: Sequence[int]) -> str:
-        """What these tokens say; control tokens say nothing."""
-        read = partial(_read, self.tokenizer, tokens)
+    async def text_of(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """What these tokens say; control tokens say nothing, or with ``special`` their names."""
+        read = partial(_read, self.tokenizer, tokens, special)
         return read() if len(tokens) <= LONG else await self._aside(read)
 
     async def _aside(self, work: Callable[[], T]) -> T:
@@ -126,8 +126,8 @@ def _is_short(messages: Sequence[Message], how: Rendering) -> bool:
     return sum(len(message["content"]) + TURN for message in messages) <= LONG
 
 
-def _read(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    detokenizer = Detokenizer(tokenizer)
+def _read(tokenizer: Tokenizer, tokens: Sequence[int], special: bool) -> str:
+    detokenizer = Detokenizer(tokenizer, special=special)
     return detokenizer.feed(tokens) + detokenizer.flush()
 
 

@@ -21,6 +21,7 @@ from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
 from gateway.inference.intake import Intake
 from gateway.inference.pipeline import Endpoint, Pipeline
 from gateway.inference.services import Services
+from gateway.inference.tokenization import Tokenization
 from gateway.log import logger
 
 MODEL = "/v1/models/"
@@ -46,7 +47,14 @@ class Routes:
     """Belongs to one event loop."""
 
     def __init__(
-        self, services: Services, intake: Intake, names: Names, *, health: Health, behind: Asgi
+        self,
+        services: Services,
+        intake: Intake,
+        names: Names,
+        *,
+        tokenization: Tokenization,
+        health: Health,
+        behind: Asgi,
     ) -> None:
         self._do = services
         self._names = names
@@ -54,6 +62,7 @@ class Routes:
         self._behind = behind
         self._pipeline = Pipeline(services)
         self._chat = Endpoint(intake.chat, ChatFrames)
+        self._tokenization = tokenization
         self._completion = Endpoint(intake.completion, CompletionFrames)
         self._log = logger("gateway.request")
         self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
@@ -61,6 +70,8 @@ class Routes:
             "/v1/chat/completions": Route("/v1/chat/completions", ("POST",), self._chats),
             "/v1/completions": Route("/v1/completions", ("POST",), self._completions),
             "/v1/models": Route("/v1/models", ("GET", "HEAD"), self._models),
+            "/tokenize": Route("/tokenize", ("POST",), self._tokenize),
+            "/detokenize": Route("/detokenize", ("POST",), self._detokenize),
             "/healthz": Route("/healthz", ("GET", "HEAD"), self._alive),
             "/readyz": Route("/readyz", ("GET", "HEAD"), self._ready),
         }
@@ -119,6 +130,12 @@ class Routes:
         principal = await self._caller(request, reply)
         target = self._names.resolve(principal, request.path.removeprefix(MODEL))
         await reply.json(orjson.dumps(_model(target)))
+
+    async def _tokenize(self, request: Request, reply: Reply) -> None:
+        await self._pipeline.tell(request, reply, self._tokenization.tokens)
+
+    async def _detokenize(self, request: Request, reply: Reply) -> None:
+        await self._pipeline.tell(request, reply, self._tokenization.text)
 
     async def _caller(self, request: Request, reply: Reply) -> Principal:
         principal = self._do.gate.admit(request)

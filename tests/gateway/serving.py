@@ -27,6 +27,7 @@ from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services, TariffOf, unpriced
 from gateway.inference.template import ChatTemplate
+from gateway.inference.tokenization import Tokenization
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
@@ -224,7 +225,10 @@ async def serving(
         snapshot, prompts, fleet, deadline_ms=int(timeout_s * 1000), priority_tier=priority_tier
     )
     rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)
-    routes = Routes(services, intake, snapshot, health=health, behind=rest)
+    tokenization = Tokenization(snapshot, prompts, fleet)
+    routes = Routes(
+        services, intake, snapshot, tokenization=tokenization, health=health, behind=rest
+    )
     listener = Listener(routes, "127.0.0.1", 0)
     serving_task = asyncio.create_task(listener.run_until_stopped())
     try:

@@ -1,0 +1,73 @@
+"""/tokenize and /detokenize, in vLLM's shapes: what a prompt is to the model, without running it.
+
+Nothing is generated and no token is billed; as a request it counts.
+"""
+
+from typing import Any
+
+from gateway.errors import InvalidRequest
+from gateway.fleet.fleet import Fleet
+from gateway.identity.principal import Principal
+from gateway.inference.body import Object
+from gateway.inference.fields import Fields, checked_tokens, missing, wrong_type
+from gateway.inference.intake import Names
+from gateway.inference.messages import read_messages
+from gateway.inference.options import read_model
+from gateway.inference.prompt import Prompts
+from gateway.inference.rendering import read_rendering
+from gateway.inference.support import refuse_unsupported
+
+
+class Tokenization:
+    """Its methods raise InvalidRequest and ModelNotFound."""
+
+    def __init__(self, names: Names, prompts: Prompts, fleet: Fleet) -> None:
+        self._names = names
+        self._prompts = prompts
+        self._fleet = fleet
+
+    async def tokens(self, body: Object, principal: Principal) -> dict[str, Any]:
+        """Of a ``prompt``, or of a chat's ``messages`` as its template renders them."""
+        fields = Fields(body)
+        self._require_model(fields, principal)
+        spelled = fields.flag("return_token_strs")
+        text = fields.text("prompt")
+        if text is None and body.get("messages") is None:
+            raise missing("prompt")
+        if text is not None and body.get("messages") is not None:
+            raise InvalidRequest("Give prompt or messages, not both.", param="prompt")
+        if text is None:
+            messages, how = read_messages(fields), read_rendering(fields)
+            refuse_unsupported(fields)
+            tokens = await self._prompts.of_chat(messages, how)
+        else:
+            add_special = fields.flag("add_special_tokens", default=True)
+            refuse_unsupported(fields)
+            tokens = (
+                await self._prompts.of_text(text, add_special=add_special) if text else list[int]()
+            )
+        name = self._prompts.tokenizer.text_of
+        return {
+            "count": len(tokens),
+            "max_model_len": self._fleet.context,
+            "tokens": tokens,
+            "token_strs": [name(token) for token in tokens] if spelled else None,
+        }
+
+    async def text(self, body: Object, principal: Principal) -> dict[str, Any]:
+        fields = Fields(body)
+        self._require_model(fields, principal)
+        values = fields.take("tokens")
+        if values is None:
+            raise missing("tokens")
+        if not isinstance(values, list):
+            raise wrong_type(values, "an array", "tokens")
+        tokens = self._prompts.of_tokens(
+            checked_tokens(values, "tokens") if values else (), "tokens"
+        )
+        return {"prompt": await self._prompts.text_of(tokens, special=True)}
+
+    def _require_model(self, fields: Fields, principal: Principal) -> None:
+        """All names of one base have one tokenizer; a name that is given must exist."""
+        if "model" in fields.unread:
+            self._names.resolve(principal, read_model(fields))
