@@ -6,9 +6,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 
 from gateway.admin import shapes
+from gateway.admin.alerts import add_alerts
 from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of, text_of
+from gateway.admin.money import amount_shown, threshold_of
 from gateway.admin.reports import add_reports
-from gateway.admin.shapes import NANO_PER_CENT, NO_LIMIT, Json, page
+from gateway.admin.shapes import NO_LIMIT, Json, page
 from gateway.audit.repository import AuditRepository
 from gateway.errors import InvalidRequest, ResourceNotFound
 from gateway.identity.models import ApiKey
@@ -37,6 +39,8 @@ def admin_router(desk: AdminDesk) -> APIRouter:
     _add_limits(router, desk)
     _add_audit(router, desk)
     add_reports(router, desk)
+    add_alerts(router, desk, ROOT + "/spend_alerts", "organization.spend_alert")
+    add_alerts(router, desk, ONE + "/spend_alerts", "project.spend_alert")
     return router
 
 
@@ -237,7 +241,7 @@ def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level
     async def change(request: Request) -> Json:
         body, project_id = await body_of(request), request.path_params.get("project_id")
         async with desk.changing(request) as visit:
-            subject, amount = await subject_of(visit, project_id), _threshold(body)
+            subject, amount = await subject_of(visit, project_id), threshold_of(body)
             service = LimitService(visit.session, visit.who.organisation, visit.now)
             await service.set_budget(subject, MONTH, amount)
             await visit.note(f"{kind}.updated", subject.id, project_id, nano_usd=amount)
@@ -277,16 +281,6 @@ def _terms(body: Json, visit: Visit) -> KeyTerms:
     return KeyTerms(name=text_of(body, "name"), expires_at=expires_at)
 
 
-def _threshold(body: Json) -> int:
-    """Nano-dollars. Raises InvalidRequest."""
-    cents, nano = integer_of(body, "threshold_amount"), integer_of(body, "threshold_nano_usd")
-    if nano is not None:
-        return nano
-    if cents is None:
-        raise InvalidRequest("threshold_amount must be given", param="threshold_amount")
-    return cents * NANO_PER_CENT
-
-
 def _rates(model: str, rates: Rates) -> Json:
     shown = {theirs: getattr(rates, ours) for theirs, ours in RATES.items()}
     for name in ("max_requests_per_1_minute", "max_tokens_per_1_minute"):
@@ -297,9 +291,6 @@ def _rates(model: str, rates: Rates) -> Json:
 def _spend_limit(kind: str, nano: int) -> Json:
     return {
         "object": kind,
-        "currency": "USD",
-        "interval": "month",
-        "threshold_amount": nano // NANO_PER_CENT,
-        "threshold_nano_usd": nano,
+        **amount_shown(nano),
         "enforcement": {"status": "enforcing"},
     }

@@ -17,21 +17,34 @@ def seconds(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
 
 
-def page(rows: Sequence[Json], after: str | None, limit: int) -> Json:
-    """The rows behind ``after``. Raises InvalidRequest."""
+def page(
+    rows: Sequence[Json],
+    after: str | None,
+    limit: int,
+    *,
+    before: str | None = None,
+    order: str = "asc",
+) -> Json:
+    """At most ``limit`` rows behind ``after``, or before ``before``. Raises InvalidRequest."""
     if not 1 <= limit <= 100:
         raise InvalidRequest(f"limit {limit}: from 1 to 100", param="limit")
-    ids = [row["id"] for row in rows]
-    if after is not None and after not in ids:
-        raise InvalidRequest("after names no object of this list", param="after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order {order[:16]!r}: asc or desc", param="order")
+    ordered = list(rows if order == "asc" else reversed(rows))
+    ids = [row["id"] for row in ordered]
+    for name, cursor in (("after", after), ("before", before)):
+        if cursor is not None and cursor not in ids:
+            raise InvalidRequest(f"{name} names no object of this list", param=name)
     begin = ids.index(after) + 1 if after is not None else 0
-    data = list(rows[begin : begin + limit])
+    end = ids.index(before) if before is not None else len(ordered)
+    found = ordered[begin:end]
+    data = found[:limit] if before is None else found[-limit:]
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": begin + limit < len(rows),
+        "has_more": len(found) > limit,
     }
 
 
