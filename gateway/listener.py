@@ -11,6 +11,9 @@ from gateway.http import Asgi
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
+# How long a client may take nothing of what was sent to it. Then the system ends the connection,
+# which ends its request: one that reads slowly is waited for, one that reads nothing is not.
+STALL_SECONDS = 60
 DRAIN_SECONDS = 25  # how long running streams may go on after we are asked to stop
 
 
@@ -53,6 +56,10 @@ def _bind(host: str, port: int) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+            bound.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_SECONDS * 1000)
+            )
         bound.bind(address)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error

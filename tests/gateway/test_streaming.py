@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -215,13 +216,64 @@ async def test_a_refusal_is_plain_json_also_when_a_stream_was_asked_for(tmp_path
         assert got.headers["content-type"] == "application/json"
 
 
-async def test_a_client_that_stops_reading_does_not_pile_up_the_answer(tmp_path):
+async def stalled(server, body):
+    """A client that asks and reads nothing."""
+    ours = socket.socket()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    ours.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(ours, ("127.0.0.1", server.port))
+    await asyncio.get_running_loop().sock_sendall(ours, post(body))
+    return ours
+
+
+LARGE = {**ASKED, "max_tokens": 4000, "logprobs": True, "top_logprobs": 20}  # over 10 MB
+
+
+async def test_a_client_that_reads_nothing_holds_the_engine_back_and_is_given_up(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gateway.listener.STALL_SECONDS", 0.5)
     async with serving(tmp_path, context=4096) as server:
         server.engine.knobs.tokens_per_step = 16
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(post({**ASKED, "max_tokens": 4000}))
-        await until(lambda: bool(server.recorder.ended), 10.0)
-        writer.transport.abort()
+        ours = await stalled(server, LARGE)
+        try:
+            await until(lambda: bool(server.recorder.ended), 10.0)
+            assert server.recorder.ended[0].outcome is Outcome.CANCELLED
+            assert server.engine.open == 0
+        finally:
+            ours.close()
+
+
+async def test_a_long_silence_is_filled_with_comments(tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.inference.stream.ALIVE_SECONDS", 0.05)
+    async with serving(tmp_path) as server:
+        server.say("Hello")
+        server.engine.knobs.first_delay_s = 0.3
+        got = await ask(server.port, post(ASKED))
+        assert got.status == 200
+        assert got.body.startswith(b": ping\n\n")
+        pings = got.body.count(b": ping\n\n")
+        assert 2 <= pings <= 10
+        assert content(frames(got.body.replace(b": ping\n\n", b""))) == "Hello"
+
+
+async def test_a_failure_after_a_comment_is_told_in_the_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.inference.stream.ALIVE_SECONDS", 0.05)
+    async with serving(tmp_path) as server:
+        server.engine.knobs.first_delay_s, server.engine.knobs.die_after = 0.15, 0
+        got = await ask(server.port, post(ASKED))
+        (error,) = frames(got.body.replace(b": ping\n\n", b""))
+        assert error["error"]["code"] == "engine_lost"
+
+
+async def test_the_official_client_skips_the_comments(tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.inference.stream.ALIVE_SECONDS", 0.02)
+    async with serving(tmp_path) as server:
+        server.say("Hello there")
+        server.engine.knobs.token_delay_s = 0.05
+        asked = await server.client().chat.completions.create(**ASKED)
+        texts = [chunk.choices[0].delta.content or "" async for chunk in asked]
+        assert "".join(texts) == "Hello there"
 
 
 async def test_bytes_may_be_cut_anywhere(tmp_path):
