@@ -27,6 +27,7 @@ from gateway.background import Background
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import Settings
+from gateway.cors import with_cors
 from gateway.db import Database
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
@@ -148,7 +149,7 @@ class Application:
             )
             prompts = Prompts(tokenizer, template, threads)
             deadline_ms = int(settings.request_timeout_s * 1000)
-            self._routes = Routes(
+            routes = Routes(
                 services,
                 Intake(
                     snapshot,
@@ -170,6 +171,7 @@ class Application:
                     ],
                 ),
             )
+            self._routes = with_cors(routes, settings.allowed_origins)
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
             tasks["pins"] = residents.keep()
             if self._sweep is not None:

@@ -9,6 +9,7 @@ import ipaddress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -100,6 +101,7 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
     limit_deadline_s: float = 0.25  # longest wait for the limit store
@@ -129,6 +131,10 @@ class Settings:
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")
         if self.key_environment == "admin":
             raise ConfigError("key_environment='admin' is reserved for admin keys")
+        for origin in self.allowed_origins:
+            _require_origin(origin)
+        if self.open and "*" in self.allowed_origins:
+            raise ConfigError("open asks for no key: allowed_origins must not be '*' as well")
         if self.open and not is_loopback(self.host):
             raise ConfigError(f"open needs a loopback host, not {self.host}: it asks for no key")
 
@@ -174,6 +180,19 @@ class Settings:
         """With the secrets revealed: write it with mode 0600."""
         record = {f.name: getattr(self, f.name) for f in fields(self)}
         return msgspec.json.format(msgspec.json.encode(record, enc_hook=_encode_hook))
+
+
+def _require_origin(text: str) -> None:
+    parts = urlsplit(text)
+    if text != "*" and (parts.scheme not in ("http", "https") or text != _origin(parts)):
+        raise ConfigError(
+            f"allowed_origins: {text!r} is not an origin as browsers write it, like"
+            " https://app.example.com, and not '*'"
+        )
+
+
+def _origin(parts: SplitResult) -> str:
+    return f"{parts.scheme}://{parts.netloc}".lower() if parts.netloc else ""
 
 
 def is_loopback(host: str) -> bool:

@@ -67,6 +67,8 @@ class ServeOptions:
     database_url: str | None
     redis_url: str | None
     ready_file: Path | None
+    allowed_origins: tuple[str, ...]
+    priority_tier: bool
     lora_modules: tuple[LoraModule, ...]
     engine_flags: tuple[str, ...]  # handed on as they are
     unneeded: tuple[str, ...] = field(default=())  # sentences to print
@@ -123,6 +125,19 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         "--open",
         action="store_true",
         help="any API key, or none, is the first demo project; loopback only",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ORIGIN",
+        help="origins of web pages that may call the API, or * for all (default: none)",
+    )
+    group.add_argument(
+        "--priority-tier",
+        action="store_true",
+        help='let requests with service_tier "priority" go before others',
     )
     group.add_argument(
         "--ready-file",
@@ -227,6 +242,8 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         database_url=arguments.database_url,
         redis_url=arguments.redis_url,
         ready_file=arguments.ready_file,
+        allowed_origins=_origins(arguments.allowed_origins),
+        priority_tier=arguments.priority_tier,
         lora_modules=parse_lora_modules(arguments.lora_modules),
         engine_flags=_engine_flags(arguments),
         unneeded=_unneeded(arguments),
@@ -255,6 +272,18 @@ def _lora_module(text: str) -> LoraModule:
     if not name or not path:
         raise FlagsInvalid(f"--lora-modules {text!r} is not NAME=DIR")
     return LoraModule(name, Path(path).expanduser().resolve())
+
+
+def _origins(texts: Sequence[str]) -> tuple[str, ...]:
+    """Each an origin, or vLLM's JSON array of them. Raises FlagsInvalid."""
+    origins: list[str] = []
+    for text in texts:
+        try:
+            found = json.loads(text) if text.startswith("[") else [text]
+        except ValueError as error:
+            raise FlagsInvalid(f"--allowed-origins {text!r} is not a JSON array") from error
+        origins += map(str, found)
+    return tuple(dict.fromkeys(origins))
 
 
 def _model(arguments: argparse.Namespace) -> Path | None:

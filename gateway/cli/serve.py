@@ -82,6 +82,8 @@ def _settings(
         metrics_port=ports[1],
         database_url=Secret(options.database_url) if options.database_url else None,
         redis_url=Secret(options.redis_url) if options.redis_url else None,
+        allowed_origins=options.allowed_origins,
+        priority_tier=options.priority_tier,
         open=options.open,
         open_tenant=DEMO_TENANT if options.demo else DEFAULT_TENANT,
     )

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from engine.protocol import AdapterRef, Submit
 from gateway.catalog.target import Target
+from gateway.cors import with_cors
 from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
@@ -196,6 +197,7 @@ async def serving(
     limiter: RateLimiter | None = None,
     tariff: TariffOf = unpriced,
     priority_tier: bool = False,
+    allowed_origins: Sequence[str] = (),
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -229,7 +231,7 @@ async def serving(
     routes = Routes(
         services, intake, snapshot, tokenization=tokenization, health=health, behind=rest
     )
-    listener = Listener(routes, "127.0.0.1", 0)
+    listener = Listener(with_cors(routes, allowed_origins), "127.0.0.1", 0)
     serving_task = asyncio.create_task(listener.run_until_stopped())
     try:
         await until(lambda: listener.started and len(fleet.ready) == engines)

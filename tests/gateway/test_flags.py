@@ -65,6 +65,7 @@ def test_each_flag_that_is_not_needed_is_answered_with_a_sentence():
         (["--demo", "--port", "8001", "--metrics-port", "8001"], "both 8001"),
         (["--demo", "--gpu-memory-utilization", "1.5"], "not between 0 and 1"),
         (["--demo", "--max-tenant-share", "0"], "--max-tenant-share"),
+        (["--demo", "--allowed-origins", "[x"], "is not a JSON array"),
         (["--demo", "--lora-modules", "nameless"], "is not NAME=DIR"),
         (["--demo", "--lora-modules", '{"name": 1'], "is not JSON"),
         (["--demo", "--lora-modules", "a=x", "a=y"], "'a' twice"),
@@ -73,6 +74,13 @@ def test_each_flag_that_is_not_needed_is_answered_with_a_sentence():
 def test_what_cannot_work_is_refused(arguments: list[str], reason: str):
     with pytest.raises(FlagsInvalid, match=reason):
         options(*arguments)
+
+
+def test_origins_are_read_one_by_one_and_as_an_array():
+    read = options("--demo", "--allowed-origins", "https://a.example", '["https://b.example"]')
+    assert read.allowed_origins == ("https://a.example", "https://b.example")
+    assert options("--demo").allowed_origins == ()
+    assert options("--demo", "--priority-tier").priority_tier
 
 
 def test_lora_modules_may_be_written_as_json():
