@@ -82,6 +82,10 @@ class HostCache(Generic[L]):
             failure = self._failed.get(digest)
             return failure[1] if failure else None
 
+    def holds(self, digest: str) -> bool:
+        """Whether it is here. Starts nothing, and is no use of it."""
+        return digest in self._packed
+
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 

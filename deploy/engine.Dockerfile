@@ -20,7 +20,8 @@ RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engi
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/cache/triton
 USER loratorio
 VOLUME ["/data", "/models", "/cache"]
-EXPOSE 7001
+EXPOSE 7001 7002
 ENTRYPOINT ["python", "-m", "engine"]
 CMD ["serve", "--model", "/models/base", "--listen", "tcp:0.0.0.0:7001", \
+     "--metrics-port", "7002", "--metrics-host", "0.0.0.0", \
      "--adapter-store", "/data/adapters", "--data-dir", "/data/engine"]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from prometheus_client import start_http_server
+
 from engine.built import Built
 from engine.cli import Tool, parse
 from engine.config import EngineConfig
@@ -24,6 +26,7 @@ from engine.protocol import Welcome
 from engine.residency import P
 from engine.server import Server
 from engine.transport import AddressInvalid
+from engine.vllm_metrics import About
 
 log = logging.getLogger("engine")
 
@@ -64,7 +67,7 @@ def _tool(name: str) -> Callable[[list[str]], int]:
 
 def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:
     """Serve a built model until drained. Raises OSError, AddressInvalid or ConfigError."""
-    boot, metrics = uuid.uuid4().hex, EngineMetrics(built.num_pages)
+    boot, metrics = uuid.uuid4().hex, EngineMetrics(built.num_pages, _about(config, built))
     metrics.watch(built.compiled)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
     core = Core(config, built, boot=boot, record=record, metrics=metrics)
@@ -87,8 +90,26 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     )
     _handle_signals(core.drain)
     server.start()
+    if config.metrics_port is not None:  # ends with the process
+        start_http_server(config.metrics_port, config.metrics_host, metrics.registry)
     _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
     return _run(core, server, record)
+
+
+def _about(config: EngineConfig, built: Built[P]) -> About:
+    cache = {
+        "block_size": str(config.page_tokens),
+        "cache_dtype": built.base.dtype,
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.gpu_memory_utilization),
+        "num_gpu_blocks": str(built.num_pages),
+    }
+    return About(
+        model_name=config.served_model_name or Path(config.model).name,
+        engine=config.name,
+        max_num_seqs=config.max_num_seqs,
+        cache=cache,
+    )
 
 
 def _run(core: Core[P], server: Server, record: CountRecord) -> int:

@@ -70,7 +70,10 @@ class Book:
         request = sequence.request
         self._release(sequence)
         self.output(request, output or sequence.say([], finish=finish, error=error))
-        self._metrics.finished(finish)
+        self._metrics.finished(
+            finish, sequence.course, self._clock(),
+            prompt=len(request.submit.tokens), generated=sequence.generated,
+        )  # fmt: skip
         if not request.unfinished:
             self._close(request)
 

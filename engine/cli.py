@@ -53,6 +53,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="the checkpoint")
     parser.add_argument("--listen", default=d.listen, metavar="unix:PATH|tcp:HOST:PORT")
     parser.add_argument("--name", default=d.name, help="what gateways see this engine as")
+    parser.add_argument("--served-model-name", metavar="NAME", help="of the base, in metrics")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve /metrics by HTTP")
+    parser.add_argument("--metrics-host", default=d.metrics_host, metavar="HOST")
     parser.add_argument("--adapter-store", metavar="DIR", help="without: the base model only")
     parser.add_argument("--data-dir", metavar="DIR", help="keeps the record of token counts")
     parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets a line once serving")
@@ -96,7 +99,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 SAME_NAME = (
-    "model", "listen", "name", "adapter_store", "data_dir", "device", "dtype", "threads",
+    "model", "listen", "name", "served_model_name", "metrics_port", "metrics_host",
+    "adapter_store", "data_dir", "device", "dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",

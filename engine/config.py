@@ -28,6 +28,9 @@ class EngineConfig:
     model: str  # directory of the checkpoint
     listen: str = "unix:engine.sock"  # unix:PATH or tcp:HOST:PORT
     name: str = "engine"
+    served_model_name: str | None = None  # of the base, in metrics; None: the checkpoint's folder
+    metrics_port: int | None = None  # of an HTTP page of its own; None: gateways ask for it
+    metrics_host: str = "127.0.0.1"
     adapter_store: str | None = None  # directory; None: base model only
     data_dir: str | None = None  # where token counts are recorded; None: memory only
     device: Device = Device.AUTO
@@ -69,6 +72,8 @@ class EngineConfig:
         for name in ("threads", "pool_bytes"):
             if (value := getattr(self, name)) is not None:
                 self._at_least(name, value, 1)
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         if self.max_model_len is not None:
             self._at_least("max_model_len", self.max_model_len, 2)  # one prompt token, one more
         if self.max_num_batched_tokens < self.max_num_seqs:

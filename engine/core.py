@@ -14,6 +14,7 @@ are the same either way.
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -50,6 +51,7 @@ from engine.residency import P
 from engine.scheduler import Plan, Planned, Scheduler
 from engine.seating import Seating
 from engine.sequence import Phase, Request, Sequence
+from engine.standing import name_adapters, standing
 from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
 
 LOAD_INTERVAL_S = 0.1
@@ -107,9 +109,11 @@ class Core(Generic[P]):
     ) -> None:
         self.inbox: Mailbox[Heard] = Mailbox(4096)
         self.outbox: Mailbox[Said] = Mailbox(4096)
-        self.seating = Seating(config, built)
+        self.seating = Seating(config, built, observer=metrics, clock=clock)
         self.pool, self.residency = self.seating.pool, self.seating.residency
-        self.scheduler = Scheduler(config, self.seating, max_step_s=built.max_step_s)
+        self.scheduler = Scheduler(
+            config, self.seating, max_step_s=built.max_step_s, observer=metrics, clock=clock
+        )
         self.book = Book(
             boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
         )
@@ -130,8 +134,8 @@ class Core(Generic[P]):
         self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
         self._draining_since: float | None = None
         self._load: Load | None = None
-        self._load_pushed = float("-inf")
-        self._moved = (0, 0, 0)
+        self._load_pushed = self._stood = float("-inf")
+        self._gaps: Counter[float] = Counter()  # seconds between tokens, of one pass
 
     def run(self) -> None:
         """Serve until drained. Raises DeviceLost or WireStalled; nothing else is expected."""
@@ -334,6 +338,9 @@ class Core(Generic[P]):
             prompt += self._absorb(item, drawn)
             generated += drawn.token is not None
         self._metrics.tokens(prompt=prompt, generated=generated)
+        for seconds, times in self._gaps.items():
+            self._metrics.vllm.between(seconds, times)
+        self._gaps.clear()
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         log.error("a pass of %d sequences failed", len(plan.planned), exc_info=error)
@@ -360,6 +367,13 @@ class Core(Generic[P]):
         return fresh
 
     def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
+        gap = sequence.course.drew(self._taken_in)
+        if gap is not None:
+            self._gaps[gap] += 1
+        else:
+            self._metrics.vllm.prefilled(
+                len(sequence.request.submit.tokens), self._taken_in - sequence.course.arrived
+            )
         request, finish = sequence.request, sequence.accept(token)
         stopped = finish is Finish.STOP
         output = sequence.say(
@@ -383,7 +397,9 @@ class Core(Generic[P]):
         self.scheduler.took(plan, seconds)
         self._metrics.step(seconds, len(rows) - base, base, len(plan.planned))
         for item in plan.planned:
-            request = item.sequence.request
+            request, course = item.sequence.request, item.sequence.course
+            if course.started is None:
+                course.started = started
             if request.first_pass is None:
                 request.first_pass = started
                 self._metrics.queued(started - request.arrived)
@@ -398,16 +414,15 @@ class Core(Generic[P]):
             kv_pages=self.pool.holdings(Kind.KV),
             adapter_pages=self.pool.holdings(Kind.ADAPTER),
             adapters=self.residency.count,
+            usable_pages=self.seating.eviction.pages,
         )
-        moved = (self.scheduler.preemptions, self.residency.loads, self.residency.evictions)
-        if moved != self._moved:
-            preemptions, loads, evictions = (a - b for a, b in zip(moved, self._moved, strict=True))
-            self._metrics.moved(preemptions=preemptions, loads=loads, evictions=evictions)
-            self._moved = moved
         self.book.flush()
 
     def _report(self, now: float) -> None:
-        """Push the load to the gateways when it changed."""
+        """Push the load to the gateways when it changed, and tell the metrics who has what."""
+        if now - self._stood >= LOAD_INTERVAL_S:
+            self._stood = now
+            self._stand()
         if now - self._load_pushed < LOAD_INTERVAL_S:
             return
         load = self._measure()
@@ -415,11 +430,16 @@ class Core(Generic[P]):
             self._load, self._load_pushed = load, now
             self._say(None, load)
 
+    def _stand(self) -> None:
+        shares = self._metrics.shares
+        shares.stand(standing(self.scheduler, self.seating, shares.adapters))
+        name_adapters(self.scheduler, self._metrics.vllm.adapters)
+
     def _measure(self) -> Load:
         return Load(
             self.scheduler.running,
             self.scheduler.waiting,
-            self.pool.free_pages + self.pool.resting_pages,
+            self.seating.eviction.pages,
             self.pool.num_pages,
             self.residency.resident,
         )

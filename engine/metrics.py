@@ -1,24 +1,38 @@
-"""Every metric the engine exports, in its own registry; tenants and requests are never labels.
+"""Every metric the engine exports, in its own registry; requests are never labels.
 
-Common ones also carry the names vLLM gives them, so that its dashboards work unchanged.
+``loratorio_engine_…`` are this engine's own, by tenant and adapter in ``share_metrics``; what has
+a name in vLLM is told in ``vllm_metrics`` too, so that dashboards and schedulers work unchanged.
 Written by the engine loop, rendered by any thread.
 """
 
+import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from engine.course import Course
+from engine.observer import Cause, Observer
 from engine.protocol import Finish
+from engine.share_metrics import ShareMetrics
+from engine.vllm_metrics import About, VllmMetrics
 
 STEP_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 FEW = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
 
 
-class EngineMetrics:
-    def __init__(self, num_pages: int) -> None:
+class EngineMetrics(Observer):
+    def __init__(
+        self,
+        num_pages: int,
+        about: About | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._num_pages = num_pages
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self.vllm = VllmMetrics(self.registry, about or About())
+        self.shares = ShareMetrics(self.registry, clock)
         self._passes = self._counter("loratorio_engine_passes", "Forward passes")
         self._failed = self._counter("loratorio_engine_failed_passes", "Passes that raised")
         self._mixed = self._counter(
@@ -34,31 +48,32 @@ class EngineMetrics:
         self._queue = self._histogram(
             "loratorio_engine_queue_seconds", "From arrival to the first pass", QUEUE_S
         )
-        self._prompt = self._both("prompt_tokens", "Prompt tokens computed")
-        self._generated = self._both("generation_tokens", "Tokens generated")
-        self._preemptions = self._both("num_preemptions", "Sequences that yielded their pages")
-        self._finished = Counter(
-            "loratorio_engine_finished", "Choices ended", ["reason"], registry=self._registry
+        self._prompt = self._counter("loratorio_engine_prompt_tokens", "Prompt tokens computed")
+        self._generated = self._counter("loratorio_engine_generation_tokens", "Tokens generated")
+        self._preemptions = self._counter(
+            "loratorio_engine_num_preemptions", "Sequences that yielded their pages"
         )
-        self._success = Counter(
-            "vllm:request_success", "Choices ended well", ["finished_reason"],
-            registry=self._registry,
-        )  # fmt: skip
+        self._finished = Counter(
+            "loratorio_engine_finished", "Choices ended", ["reason"], registry=self.registry
+        )
         self._refused = Counter(
-            "loratorio_engine_refused", "Requests refused", ["code"], registry=self._registry
+            "loratorio_engine_refused", "Requests refused", ["code"], registry=self.registry
         )
         pages = Gauge(
-            "loratorio_engine_pages", "Pages of the pool", ["held_by"], registry=self._registry
+            "loratorio_engine_pages", "Pages of the pool", ["held_by"], registry=self.registry
         )
         self._pages_kv, self._pages_adapter = pages.labels("kv"), pages.labels("adapter")
         self._pages_prefix = pages.labels("prefix")  # computed, and in nobody's use just now
         self._pages_free = pages.labels("nobody")
-        self._running = self._gauges("num_requests_running", "Sequences running")
-        self._waiting = self._gauges("num_requests_waiting", "Sequences waiting")
-        self._usage = self._gauges("kv_cache_usage_perc", "Share of the pool's pages held, 0..1")
+        self._running = self._gauge("loratorio_engine_num_requests_running", "Sequences running")
+        self._waiting = self._gauge("loratorio_engine_num_requests_waiting", "Sequences waiting")
         self._resident = self._gauge("loratorio_engine_adapters_resident", "Adapters in pages")
         self._loads = self._counter("loratorio_engine_adapter_loads", "Adapters loaded to host")
         self._evictions = self._counter("loratorio_engine_adapter_evictions", "Adapters evicted")
+        self._load_s = self._histogram(
+            "loratorio_engine_load_seconds", "From asking for an adapter to having it in host "
+            "memory", QUEUE_S,
+        )  # fmt: skip
         self._compiled = self._gauge(
             "loratorio_engine_kernels_compiled", "Kernels compiled since the engine was ready"
         )
@@ -68,7 +83,7 @@ class EngineMetrics:
         self._compiled.set_function(compiled)
 
     def text(self) -> str:
-        return generate_latest(self._registry).decode()
+        return generate_latest(self.registry).decode()
 
     def step(self, seconds: float, adapters: int, base: bool, sequences: int) -> None:
         """A pass ended, having served so many different adapters, and base rows or not."""
@@ -86,25 +101,43 @@ class EngineMetrics:
         self._queue.observe(seconds)
 
     def tokens(self, *, prompt: int = 0, generated: int = 0) -> None:
-        for counter in self._prompt:
-            counter.inc(prompt)
-        for counter in self._generated:
-            counter.inc(generated)
+        self._prompt.inc(prompt)
+        self._generated.inc(generated)
+        self.vllm.generated(generated)
 
-    def finished(self, reason: Finish) -> None:
-        self._finished.labels(reason.value).inc()
-        if reason in (Finish.STOP, Finish.LENGTH):
-            self._success.labels(reason.value).inc()
+    def finished(
+        self, finish: Finish, course: Course, now: float, *, prompt: int, generated: int
+    ) -> None:
+        """A choice ended, with so many tokens generated."""
+        self._finished.labels(finish.value).inc()
+        self.vllm.finished(finish, course, now, prompt=prompt, generated=generated)
 
     def refused(self, code: str) -> None:
         self._refused.labels(code).inc()
 
-    def moved(self, *, preemptions: int, loads: int, evictions: int) -> None:
-        """Happened since the last call."""
-        for counter in self._preemptions:
-            counter.inc(preemptions)
-        self._loads.inc(loads)
-        self._evictions.inc(evictions)
+    def waited(self, tenant: str, cause: Cause, seconds: float) -> None:
+        self.shares.waited(tenant, cause, seconds)
+
+    def found(self, tenant: str, *, prompt: int, cached: int) -> None:
+        self.vllm.found(prompt=prompt, cached=cached)
+        self.shares.found(tenant, prompt=prompt, cached=cached)
+
+    def preempted(self, tenant: str) -> None:
+        self._preemptions.inc()
+        self.vllm.preempted()
+        self.shares.preempted(tenant)
+
+    def wanted(self, digest: str) -> None:
+        self.shares.wanted(digest)
+
+    def loaded(self, digest: str, seconds: float) -> None:
+        self._loads.inc()
+        self._load_s.observe(seconds)
+        self.shares.loaded(digest, seconds)
+
+    def evicted(self, digest: str) -> None:
+        self._evictions.inc()
+        self.shares.evicted(digest)
 
     def state(
         self,
@@ -116,32 +149,24 @@ class EngineMetrics:
         kv_pages: int,
         adapter_pages: int,
         adapters: int,
+        usable_pages: int,
     ) -> None:
-        """How things stand."""
+        """How things stand. Usable pages are free, or what rests in them can be evicted."""
         self._pages_kv.set(kv_pages)
         self._pages_adapter.set(adapter_pages)
         self._pages_prefix.set(resting_pages)
         self._pages_free.set(free_pages)
         self._resident.set(adapters)
-        for gauges, value in (
-            (self._running, running),
-            (self._waiting, waiting),
-            (self._usage, 1 - (free_pages + resting_pages) / self._num_pages),
-        ):
-            for gauge in gauges:
-                gauge.set(value)
+        self._running.set(running)
+        self._waiting.set(waiting)
+        usage = 1 - usable_pages / self._num_pages
+        self.vllm.state(running=running, waiting=waiting, usage=usage)
 
     def _counter(self, name: str, help: str) -> Counter:
-        return Counter(name, help, registry=self._registry)
+        return Counter(name, help, registry=self.registry)
 
     def _gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(name, help, registry=self._registry)
+        return Gauge(name, help, registry=self.registry)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help, buckets=buckets, registry=self._registry)
-
-    def _both(self, name: str, help: str) -> tuple[Counter, Counter]:
-        return self._counter(f"loratorio_engine_{name}", help), self._counter(f"vllm:{name}", help)
-
-    def _gauges(self, name: str, help: str) -> tuple[Gauge, Gauge]:
-        return self._gauge(f"loratorio_engine_{name}", help), self._gauge(f"vllm:{name}", help)
+        return Histogram(name, help, buckets=buckets, registry=self.registry)

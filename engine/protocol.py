@@ -213,7 +213,7 @@ class Load(Message, frozen=True):
 
     running: int
     waiting: int
-    free_pages: int
+    free_pages: int  # what rests, prefixes and adapters alike, counts as free
     total_pages: int
     resident: list[str] = []  # digests of adapters on the device
 

@@ -4,7 +4,8 @@ Two seams keep this file free of torch: a ``HostCache`` brings adapters from dis
 memory in its own threads, an ``AdapterMemory`` lays one out in pages of the pool.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -12,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from engine.errors import AdapterUnusable
 from engine.eviction import ADAPTER_COST, ADAPTER_PAGE_COST, Dependants, Eviction, Rank
+from engine.observer import Observer, Tier
 from engine.pages import Kind, Owner, PagePool
 from engine.step import NO_ADAPTER
 
@@ -28,6 +30,9 @@ class HostCache(Protocol[P_co]):
 
     def poll(self, digest: str) -> P_co | Exception | None:
         """The adapter, why it cannot be had, or None while it is on its way."""
+
+    def holds(self, digest: str) -> bool:
+        """Whether it is in host memory."""
 
 
 class AdapterMemory(Protocol[P_contra]):
@@ -52,6 +57,7 @@ class _Adapter(Generic[P]):
     interest: int = 0  # open sequences that name it
     pins: int = 0  # sequences in passes: it may not move
     loading: bool = False
+    asked: float = 0.0  # when its load began, seconds
     packed: P | None = None  # in host memory, waiting for pages
     size: int = 0  # pages, once known
     row: int = NO_ADAPTER  # while in pages
@@ -81,7 +87,10 @@ class Residency(Generic[P]):
         eviction: Eviction,
         dependants: Dependants,
         max_loads: int = 16,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._observer, self._clock = observer or Observer(), clock
         self._pool, self._memory, self._cache = pool, memory, cache
         self._eviction, self._dependants = eviction, dependants
         self._max_loads = max_loads
@@ -125,6 +134,7 @@ class Residency(Generic[P]):
         return self._idle_pages
 
     def join(self, digest: str) -> None:
+        self._observer.wanted(digest)
         adapter = self._adapter(digest)
         adapter.interest += 1
         if adapter.interest == 1 and adapter.idle:
@@ -166,6 +176,12 @@ class Residency(Generic[P]):
 
     def placed(self, digest: str) -> bool:
         return digest in self._resident
+
+    def tier(self, digest: str) -> Tier:
+        if digest in self._resident:
+            return Tier.DEVICE
+        held = self._cache is not None and self._cache.holds(digest)
+        return Tier.HOST if held else Tier.DISK
 
     def taken(self, digest: str) -> int:
         """Pages that could be evicted or are free, and will not be once it is pinned."""
@@ -237,7 +253,7 @@ class Residency(Generic[P]):
         if known or len(self._moving) >= self._max_loads:
             return self._forget_unless_resident(adapter)
         self._cache.request(adapter.digest)
-        adapter.loading = True
+        adapter.loading, adapter.asked = True, self._clock()
         self._moving[adapter.digest] = adapter
 
     def _take(self, adapter: _Adapter[P]) -> None:
@@ -251,6 +267,7 @@ class Residency(Generic[P]):
             return
         adapter.packed, adapter.size = loaded, self._memory.pages_for(loaded)
         self.loads += 1
+        self._observer.loaded(adapter.digest, self._clock() - adapter.asked)
         if not adapter.interest:  # prefetched
             fits = adapter.size <= self._pool.free_pages
             if not (fits and self._place(adapter)):
@@ -298,6 +315,7 @@ class Residency(Generic[P]):
         self._idle_pages -= adapter.size
         adapter.row = NO_ADAPTER
         self.evictions += 1
+        self._observer.evicted(adapter.digest)
         if not adapter.interest:
             self._forget_unless_resident(adapter)
 

@@ -9,19 +9,23 @@ deserving tenant yield. Who waits for an adapter is passed over; who waits for p
 nothing large starves. Belongs to the engine loop's thread.
 """
 
+import time
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic
 
 from engine.config import EngineConfig
 from engine.fairness import INPUT_COST, LOAD_COST, OUTPUT_COST, Fairness
+from engine.observer import Cause, Observer
 from engine.residency import P
 from engine.seating import Seat, Seating
 from engine.sequence import Phase, Request, Sequence
 from engine.step import Chunk, StepPlan
 from engine.tempo import Tempo
 from engine.waiting import WaitingQueue
+from engine.waits import Waits
 
 SCANNED = 256  # waiting sequences looked at per pass
 COMPARED = 32  # of them, those among whom the cheapest to serve goes first
@@ -58,8 +62,16 @@ class Plan:
 
 class Scheduler(Generic[P]):
     def __init__(
-        self, config: EngineConfig, seating: Seating[P], *, max_step_s: float | None = None
+        self,
+        config: EngineConfig,
+        seating: Seating[P],
+        *,
+        max_step_s: float | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._observer = observer or Observer()
+        self._waits = Waits(self._observer, clock)
         self._config, self._seating, self._residency = config, seating, seating.residency
         self.fairness = Fairness(config.fairness_quantum)
         self._waiting = WaitingQueue(self.fairness)
@@ -75,6 +87,16 @@ class Scheduler(Generic[P]):
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def runs(self) -> list[Sequence]:
+        """Those that run, in order."""
+        return list(self._running)
+
+    @property
+    def waits(self) -> list[Sequence]:
+        """Those that wait, in turn."""
+        return list(self._waiting)
+
     def pages_for(self, tokens: int) -> int:
         return self._seating.pages_for(tokens)
 
@@ -82,6 +104,7 @@ class Scheduler(Generic[P]):
         submit = sequence.request.submit
         self.fairness.enter(submit.tenant, submit.weight)
         self._waiting.add(sequence)
+        self._waits.begin(sequence)
         if digest := sequence.request.digest:
             self._residency.join(digest)
             self._residency.seek(digest)
@@ -93,6 +116,7 @@ class Scheduler(Generic[P]):
             self._seating.release(sequence)
         else:
             self._waiting.remove(sequence)
+            self._waits.end(sequence)
         sequence.move(Phase.FINISHED)
         self._seating.prefix.forget(sequence)
         self.fairness.leave(sequence.request.submit.tenant)
@@ -114,13 +138,14 @@ class Scheduler(Generic[P]):
 
     def plan(self) -> Plan:
         plan = Plan()
+        self._waits.look()
         before = self.preemptions
         plan.decodes = self._plan_decodes(plan)
         budget = self._config.max_num_batched_tokens - plan.decodes
         budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=budget)
         budget -= self._plan_prompts(plan, budget)
         if self.preemptions == before:
-            self._admit(plan, budget)
+            self._waits.room_lacks(self._admit(plan, budget))
         self._look_ahead()
         plan.copies = self._seating.take_copies()
         plan.planned.sort(key=lambda item: item.chunk.adapter)  # stable: one adapter's adjacent
@@ -153,20 +178,25 @@ class Scheduler(Generic[P]):
         submit = sequence.request.submit
         return (-submit.priority, self.fairness[submit.tenant], sequence.order)
 
-    def _admit(self, plan: Plan, budget: int) -> None:
+    def _admit(self, plan: Plan, budget: int) -> Cause:
+        """Returns what those who stay behind wait for."""
         over = set[str]()  # tenants whose share is used up
         for sequence in self._candidates() if self._places else ():
             if budget <= 0 or not self._places:
-                return
+                break
             if (tenant := sequence.request.submit.tenant) in over:
+                self._waits.hold(sequence, Cause.FAIRNESS)
                 continue
             seat = self._try(plan, sequence)
             if seat is Seat.FULL:
-                return
+                self._waits.hold(sequence, None)
+                return Cause.PAGES
             if seat is Seat.OVER:
+                self._waits.hold(sequence, Cause.FAIRNESS)
                 over.add(tenant)
             elif seat is Seat.TAKEN:
                 budget -= self._include(plan, sequence, budget)
+        return Cause.CAPACITY
 
     @property
     def _places(self) -> int:
@@ -191,14 +221,16 @@ class Scheduler(Generic[P]):
         """Have the adapters of those who are next brought to the host meanwhile."""
         if self._waiting and self._residency.can_load:
             for sequence in self._waiting.candidates(COMPARED):
-                if digest := sequence.request.digest:
-                    self._residency.seek(digest)
+                if (digest := sequence.request.digest) and self._residency.seek(digest):
+                    self._waits.loaded(sequence)
 
     def _try(self, plan: Plan, sequence: Sequence) -> Seat:
         request = sequence.request
         if request.dry or sequence.drawing:
+            self._waits.hold(sequence, Cause.GRANT if request.dry else None)
             return Seat.LATER
         if request.digest and not self._residency.seek(request.digest):
+            self._waits.hold(sequence, Cause.ADAPTER)
             if sequence.phase is Phase.WAITING:
                 sequence.move(Phase.WAITING_ADAPTER)
             return Seat.LATER
@@ -210,17 +242,23 @@ class Scheduler(Generic[P]):
         seat = self._seating.seat(sequence, len(self._running))
         if seat is Seat.TAKEN:
             self._start(sequence, loaded=not placed)
+        elif seat is Seat.LATER:
+            self._waits.hold(sequence, Cause.PREFIX)
         return seat
 
     def _start(self, sequence: Sequence, *, loaded: bool) -> None:
         request, tenant = sequence.request, sequence.request.submit.tenant
+        prompt = len(request.submit.tokens)
         if request.cached is None:
             request.cached = sequence.prompt_computed
-        fresh = len(request.submit.tokens) - sequence.prompt_computed
+        if sequence.placing == 1:
+            self._observer.found(tenant, prompt=prompt, cached=sequence.prompt_computed)
+        fresh = prompt - sequence.prompt_computed
         self.fairness.charge(tenant, INPUT_COST * fresh)
         if loaded and request.digest:
             self.fairness.charge(tenant, LOAD_COST * self._residency.size(request.digest))
         self._waiting.remove(sequence)
+        self._waits.end(sequence)
         sequence.move(Phase.RUNNING)
         insort(self._running, sequence, key=_order)
 
@@ -242,6 +280,9 @@ class Scheduler(Generic[P]):
         sequence.forget()
         sequence.move(Phase.WAITING)
         self._waiting.add(sequence)
+        self._waits.begin(sequence)
+        self._waits.room_lacks(Cause.PAGES)
+        self._observer.preempted(sequence.request.submit.tenant)
         self.preemptions += 1
 
     def _include(self, plan: Plan, sequence: Sequence, most: int) -> int:

@@ -6,6 +6,8 @@ policy. A sequence holds pages and pins its adapter exactly while it runs. Belon
 loop's thread.
 """
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as View
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -14,6 +16,7 @@ from typing import Generic
 from engine.built import Built
 from engine.config import EngineConfig
 from engine.eviction import Dependants, Eviction
+from engine.observer import Observer
 from engine.pages import PagePool
 from engine.prefix import Node, PrefixIndex
 from engine.residency import P, Residency
@@ -40,12 +43,20 @@ class _Head:
 
 
 class Seating(Generic[P]):
-    def __init__(self, config: EngineConfig, built: Built[P]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        built: Built[P],
+        *,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pool = PagePool(built.num_pages)
         self.eviction, dependants = Eviction(self.pool), Dependants()
         self.residency = Residency(
             self.pool, built.memory, built.adapters, eviction=self.eviction,
-            dependants=dependants, max_loads=config.max_adapter_loads,
+            dependants=dependants, max_loads=config.max_adapter_loads, observer=observer,
+            clock=clock,
         )  # fmt: skip
         self.prefix = PrefixIndex(
             self.pool, self.eviction, dependants, page_tokens=config.page_tokens,

@@ -10,6 +10,7 @@ from collections.abc import Sequence as View
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.course import Course
 from engine.pages import Kind, Owner
 from engine.protocol import Finish, Output, Submit, TokenLogprobs, Usage
 from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn
@@ -131,9 +132,11 @@ class Sequence:
     row: int = NO_ADAPTER  # of the adapter table, while running
     prompt_computed: int = 0  # the most prompt tokens ever computed
     stop_token: int | None = None
+    course: Course = field(init=False)
     prompt_logprobs: list[TokenLogprobs] | None = None  # gathered and not yet reported
 
     def __post_init__(self) -> None:
+        self.course = Course(self.request.arrived)
         if self.request.submit.prompt_logprobs is not None and self.index == 0:
             self.prompt_logprobs = []
 

@@ -46,6 +46,7 @@ from gateway.inference.tokenizer import Tokenizer
 from gateway.inference.wire import MOST_PROMPTS
 from gateway.limits.limiter import RateLimiter, Spending, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
+from gateway.metrics_names import Names
 from gateway.metrics_page import MetricsPage
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
@@ -115,6 +116,7 @@ class Application:
                 poll_s=settings.epoch_poll_s,
             )
             await snapshot.refresh()
+            self.metrics_page.names = Names(snapshot.names_of, snapshot.project_of)
             recorder = await Recorder.open(UsageLog(settings.usage_log_dir))
             stack.push_async_callback(recorder.close)
             ledger = Ledger(

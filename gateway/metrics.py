@@ -4,14 +4,14 @@ Children are looked up once per request, never per chunk.
 """
 
 import time
-from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 PREFIX = "loratorio_gateway"
 FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)
 SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-MOST_CHILDREN = 10_000  # label sets kept at hand
+MOST_CHILDREN = 2_000  # projects and models told apart; the rest is one
+OTHER = "other"
 
 
 class Metrics:
@@ -53,7 +53,7 @@ class Metrics:
             f"{PREFIX}_unexpected_errors", "Faults of our own code, answered with 500.",
             registry=registry,
         )  # fmt: skip
-        self._token_counters = lru_cache(MOST_CHILDREN)(self._token_counters_of)
+        self._token_counters: dict[tuple[str, str], tuple[Counter, ...]] = {}
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -64,7 +64,7 @@ class Metrics:
     def count_tokens(
         self, project: str, model: str, *, prompt: int, cached: int, completion: int
     ) -> None:
-        counters = self._token_counters(project, model)
+        counters = self._token_counters_of(project, model)
         for counter, number in zip(counters, (prompt, cached, completion), strict=True):
             counter.inc(number)
 
@@ -79,6 +79,14 @@ class Metrics:
         self._outcomes.labels(endpoint, outcome).inc()
 
     def _token_counters_of(self, project: str, model: str) -> tuple[Counter, ...]:
+        """Of this project and model; of all others together once there are too many."""
+        counters = self._token_counters.get((project, model))
+        if counters is None and len(self._token_counters) < MOST_CHILDREN:
+            counters = self._token_children(project, model)
+            self._token_counters[project, model] = counters
+        return counters or self._token_children(OTHER, OTHER)
+
+    def _token_children(self, project: str, model: str) -> tuple[Counter, ...]:
         kinds = ("prompt", "cached", "completion")
         return tuple(self._tokens.labels(project, model, kind) for kind in kinds)
 

@@ -6,6 +6,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.http import Receive, Reply, Request, Scope, Send
 from gateway.ids import new_id
 from gateway.metrics import Metrics
+from gateway.metrics_names import Names
 
 ENGINE_SECONDS = 2.0  # the longest wait for the engine's part
 TEXT = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -17,6 +18,7 @@ class MetricsPage:
     def __init__(self, metrics: Metrics, fleet: Fleet) -> None:
         self._metrics = metrics
         self._fleet = fleet
+        self.names: Names | None = None  # what engines' digests and tenants are called
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, reply = Request(scope, receive), Reply(send, new_id("req"))
@@ -31,11 +33,12 @@ class MetricsPage:
         await reply.whole(self._metrics.text() + await self._engine(), TEXT)
 
     async def _engine(self) -> bytes:
-        """Of the engine beside us, under its own names; others are scraped where they are."""
+        """Of the engine beside us; others are scraped where they are (``--metrics-port``)."""
         for member in self._fleet.ready:
             if member.name.startswith("unix:") and (client := member.client):
                 try:
-                    return (await client.metrics(timeout_s=ENGINE_SECONDS)).encode()
+                    text = await client.metrics(timeout_s=ENGINE_SECONDS)
                 except (EngineLost, TimeoutError):
                     return b""
+                return (self.names.told(text) if self.names else text).encode()
         return b""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -120,6 +120,14 @@ class LiveSnapshot:
             for target in self.current.catalogue.models(principal.project)
             if principal.models is None or target.name in principal.models
         ]
+
+    def names_of(self, digest: str) -> Sequence[str]:
+        """What clients call an adapter, shortest first."""
+        return self.current.catalogue.names_of(digest)
+
+    def project_of(self, tenant: str) -> tuple[str, str] | None:
+        """Id and name."""
+        return self.current.keys.project_of(tenant)
 
     @property
     def pinned(self) -> frozenset[AdapterRef]:

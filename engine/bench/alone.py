@@ -75,6 +75,9 @@ class MadeHost:
     def poll(self, digest: str) -> LaidOut | Exception | None:
         return self._laid.get(digest)
 
+    def holds(self, digest: str) -> bool:
+        return digest in self._laid
+
 
 def adapter_ref(number: int, rank: int) -> AdapterRef:
     return AdapterRef(f"made-{rank}-{number}", rank)

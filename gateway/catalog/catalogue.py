@@ -83,7 +83,11 @@ class Catalogue:
         self._name_versions(ordered)
         self._name_aliases(aliases, {entry.id: entry for entry in ordered})
         self._share(grants)
+        self._names: dict[str, list[str]] = {}  # digest -> public names of it, in any project
         for project, meanings in self._meanings.items():
+            for name, meaning in meanings.items():
+                if (adapter := meaning.target.adapter) is not None:
+                    self._names.setdefault(adapter.digest, []).append(name)
             shown = sorted(name for name in meanings if "@" not in name and name != base_model)
             self._listed[project] = [meanings[name].target for name in shown]
 
@@ -95,6 +99,10 @@ class Catalogue:
         if meaning is None:
             raise ModelNotFound(name)
         return meaning.for_subject(subject)
+
+    def names_of(self, digest: str) -> list[str]:
+        """What clients of any project call an adapter, shortest first."""
+        return sorted(set(self._names.get(digest, ())), key=lambda name: (len(name), name))
 
     def models(self, project: str) -> list[Target]:
         """The base, then the project's adapters by name: what ``/v1/models`` lists."""

@@ -118,6 +118,7 @@ def _engine(options: ServeOptions, settings: Settings, lock: int) -> Program:
             *(sys.executable, "-m", "engine", "serve", "--model", str(settings.model_dir)),
             *("--listen", settings.engines[0], "--adapter-store", str(settings.adapter_store)),
             *("--data-dir", str(settings.data_dir / "engine"), "--device", options.device),
+            f"--served-model-name={settings.served_model_name}",
             *("--dtype", options.dtype, *options.engine_flags),
         ),
         stop_seconds=ENGINE_STOP_SECONDS,

@@ -29,6 +29,8 @@ class KeyDirectory:
     def __init__(self, entries: Iterable[KeyEntry], peppers: Peppers) -> None:
         self._entries: Mapping[str, KeyEntry] = {e.principal.key: e for e in entries}
         self._peppers = peppers
+        holders = [entry.principal for entry in self._entries.values()]
+        self._projects = {p.tenant: (p.project, p.project_name) for p in holders if p.tenant}
 
     def authenticate(self, text: str, now: float) -> Principal:
         """Raises Unauthenticated, the same for unknown, malformed, expired and revoked."""
@@ -54,6 +56,10 @@ class KeyDirectory:
             if alive and entry.principal.project_name == project_name:
                 return entry.principal
         raise Unauthenticated
+
+    def project_of(self, tenant: str) -> tuple[str, str] | None:
+        """Id and name of the project that engines see as this tenant, if it has a live key."""
+        return self._projects.get(tenant)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -21,6 +21,7 @@ from engine.protocol import (
     Submit,
     ToGateway,
 )
+from engine.vllm_metrics import About
 from tests.fakes.clock import FakeClock
 from tests.fakes.runner import Packed, Parts, build
 
@@ -58,7 +59,11 @@ class Harness:
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
-        self.metrics = EngineMetrics(self.parts.built.num_pages)
+        self.metrics = EngineMetrics(
+            self.parts.built.num_pages,
+            About(max_num_seqs=self.config.max_num_seqs),
+            clock=self.clock,
+        )
         self.core: Core[Packed] = Core(
             self.config,
             self.parts.built,

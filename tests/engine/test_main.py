@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from engine.client import EngineClient, EngineLost, RequestRefused
 from engine.protocol import Finish, RefusalCode
+from tests.e2e.server import free_port
 from tests.engine.harness import submit
+from tests.engine.pages_of_metrics import Page
 
 FAKE = """
 import sys
@@ -19,7 +22,10 @@ from engine.config import EngineConfig
 from tests.fakes.runner import build
 parts = build(num_pages=600, max_model_len=2000)
 parts.runner.pass_seconds, parts.runner.keep_plans = 0.005, False
-config = EngineConfig(model="fake", listen=sys.argv[1], data_dir=sys.argv[2], page_tokens=4)
+config = EngineConfig(
+    model="/models/fake", listen=sys.argv[1], data_dir=sys.argv[2], page_tokens=4,
+    metrics_port=int(sys.argv[4]),
+)
 sys.exit(serve(config, parts.built, ready_fd=int(sys.argv[3])))
 """
 
@@ -29,9 +35,13 @@ class Process:
 
     def __init__(self, directory: Path) -> None:
         self.address = f"unix:{directory}/e.sock"
+        self.metrics_port = free_port()
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", FAKE, self.address, str(directory), str(writing)],
+            [
+                *(sys.executable, "-c", FAKE, self.address, str(directory), str(writing)),
+                str(self.metrics_port),
+            ],
             pass_fds=[writing],
             stderr=subprocess.PIPE,
             text=True,
@@ -46,6 +56,17 @@ class Process:
     def exit_code(self) -> int:
         _, self.errors = self.process.communicate(timeout=20)
         return self.process.returncode
+
+
+def test_a_scrape_of_its_own_port_names_the_model(tmp_path: Path) -> None:
+    engine = Process(tmp_path)
+    url = f"http://127.0.0.1:{engine.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        page = Page(answer.read().decode())
+    assert page.labels("vllm:num_requests_running") == {"model_name": "fake", "engine": "engine"}
+    assert page.value("vllm:cache_config_info", block_size="4", num_gpu_blocks="600") == 1
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.exit_code() == 0
 
 
 async def test_it_says_when_it_is_ready_and_drains_on_sigterm(tmp_path: Path) -> None:

@@ -195,7 +195,10 @@ class FakeEngine:
                     running.granted = max(running.granted, granted)
                     running.more.set()
             case AskMetrics():
-                connection.write(Metrics(f"loratorio_engine_open {self.open}\n"))
+                tenants = {submit.tenant for submit in self.submitted}
+                lines = [f"loratorio_engine_open {self.open}"]
+                lines += [f'loratorio_engine_tenant_running{{tenant="{t}"}} 0' for t in tenants]
+                connection.write(Metrics("\n".join([*lines, ""])))
             case AskCounts(requests):
                 for request in requests:
                     connection.write(self.record.get(request) or Counts(request))

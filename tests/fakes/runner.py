@@ -130,6 +130,10 @@ class FakeHost:
             return AdapterInvalid([f"{digest} has no lora_A"])
         return Packed(digest, int(digest[-1]))
 
+    def holds(self, digest: str) -> bool:
+        bad = digest in self.missing or digest in self.invalid
+        return self.polls.get(digest, -1) > self.delay and not bad
+
 
 @dataclass(eq=False)
 class Launched:

@@ -86,6 +86,8 @@ async def test_serves_revokes_within_a_second_and_lets_streams_finish(tmp_path):
                             b"connection: close\r\n\r\n")  # fmt: skip
         assert b'loratorio_gateway_tokens_total{kind="completion"' in scraped.body
         assert b"loratorio_engine_open 0" in scraped.body
+        tenant = engine.submitted[0].tenant
+        assert f'loratorio_gateway_tenant_info{{tenant="{tenant}"'.encode() in scraped.body
 
         engine.knobs.token_delay_s = 0.02
         stream = await client.chat.completions.create(
