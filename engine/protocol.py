@@ -244,6 +244,7 @@ class Verdict(Message, frozen=True):
     logprobs: list[list[float]] = []  # as asked
     pages: int | None = None  # that the adapter takes in this engine
     error: str = ""  # why there is no answer
+    base: list[list[float]] = []  # the same without the adapter
 
 
 class Goodbye(Message, frozen=True):

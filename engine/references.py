@@ -4,7 +4,7 @@ Always float32 on the CPU, from the checkpoint and the stored adapter, with no k
 whatever the engine does differently shows. Runs beside the loop, in one thread of the wire.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,17 +36,30 @@ class References:
         except (AdapterError, AdapterUnusable) as error:
             return Verdict(ask.request, error=str(error))
         reference = Reference(Checkpoint(self._model), torch.device("cpu"))
-        active = _active_from(ask.tokens, ask.adapter.invocation)
-        (logits,) = reference.logits([ask.tokens], [packed], active=[active])
-        if not logits.isfinite().all():
+        start = active_from(ask.tokens, ask.adapter.invocation)
+        adapted, plain = reference.logits(
+            [ask.tokens, ask.tokens], [packed, None], active=[start, 0]
+        )
+        if not adapted.isfinite().all():
             return Verdict(ask.request, error="the float32 reference is not finite")
-        logprobs = logits.log_softmax(dim=-1)
-        found = [logprobs[i, torch.tensor(top)].tolist() for i, top in enumerate(ask.tops)]
-        return Verdict(ask.request, logprobs=found, pages=pages)
+        return Verdict(
+            ask.request,
+            logprobs=_picked(adapted, ask.tops),
+            pages=pages,
+            base=_picked(plain, ask.tops),
+        )
 
 
-def _active_from(tokens: list[int], invocation: tuple[int, ...]) -> int:
-    """The position an aLoRA is active from; past the end when nothing invokes it."""
+def _picked(logits: torch.Tensor, tops: list[list[int]]) -> list[list[float]]:
+    logprobs = logits.log_softmax(dim=-1)
+    return [logprobs[i, torch.tensor(top)].tolist() for i, top in enumerate(tops)]
+
+
+def active_from(tokens: Sequence[int], invocation: tuple[int, ...]) -> int:
+    """The position an adapter is active from: 0, but for an aLoRA the last place where its
+    invocation begins, and past the end when nothing invokes it."""
+    if not invocation:
+        return 0
     length = len(invocation)
     for start in range(len(tokens) - length, -1, -1):
         if tuple(tokens[start : start + length]) == invocation:

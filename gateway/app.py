@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter
+from redis.asyncio import Redis
 
 from adapters.store import AdapterStore
 from engine.client import EngineLost
@@ -15,6 +16,7 @@ from engine.protocol import Counts
 from gateway import redis
 from gateway.adapter_api.callers import Callers
 from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.probe import probe_tokens
 from gateway.adapter_api.publisher import Publisher
 from gateway.adapter_api.residents import Residents
 from gateway.adapter_api.routes import adapter_router
@@ -80,6 +82,8 @@ class Application:
         self._routes: Asgi | None = None
         self._health: Health | None = None
         self._sweep: Sweep | None = None
+        self._snapshot: LiveSnapshot | None = None
+        self._announcer: Redis | None = None
         self.metrics_page = MetricsPage(self._metrics, self._fleet)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +109,7 @@ class Application:
             threads = stack.enter_context(
                 ThreadPoolExecutor(TOKENISING_THREADS, thread_name_prefix="tokenise")
             )
-            database = Database(settings.database)
+            database = Database(settings.database, notify=self._published)
             stack.push_async_callback(database.close)
             peppers = Peppers.load(settings.pepper, settings.pepper_file)
             snapshot = LiveSnapshot(
@@ -117,6 +121,7 @@ class Application:
             )
             await snapshot.refresh()
             self.metrics_page.names = Names(snapshot.names_of, snapshot.project_of)
+            self._snapshot = snapshot
             recorder = await Recorder.open(UsageLog(settings.usage_log_dir))
             stack.push_async_callback(recorder.close)
             ledger = Ledger(
@@ -168,7 +173,9 @@ class Application:
                     base_model=settings.served_model_name,
                     is_open=settings.open,
                     routers=[
-                        *self._adapter_routers(services.gate, database, residents),
+                        *self._adapter_routers(
+                            services.gate, database, residents, await probe_tokens(prompts)
+                        ),
                         admin_router(self._desk(database, snapshot, peppers)),
                     ],
                 ),
@@ -182,7 +189,7 @@ class Application:
             yield
 
     def _adapter_routers(
-        self, gate: Gate, database: Database, residents: Residents
+        self, gate: Gate, database: Database, residents: Residents, probe: Sequence[int]
     ) -> list[APIRouter]:
         """None where nobody wrote down what the base is: there is nothing to check against."""
         settings = self._settings
@@ -196,12 +203,19 @@ class Application:
             staging,
             store,
             read_base(settings.base_spec_file),
-            Canary(self._fleet, enabled=settings.adapter_canary),
+            Canary(self._fleet, probe, enabled=settings.adapter_canary),
             quota=Quota(settings.adapters_per_tenant, settings.adapter_bytes_per_tenant),
         )
         self._sweep = Sweep(database, staging, store, request_timeout_s=settings.request_timeout_s)
         callers = Callers(gate, database)
         return [adapter_router(callers, publisher, residents), vllm_router(callers, publisher)]
+
+    async def _published(self) -> None:
+        """Whoever is told that a change is made may rely on it here with the next request."""
+        if self._snapshot is not None:
+            await self._snapshot.look()
+        if self._announcer is not None:
+            await redis.announce(self._announcer)
 
     def _desk(self, database: Database, snapshot: LiveSnapshot, peppers: Peppers) -> AdminDesk:
         return AdminDesk(
@@ -220,9 +234,10 @@ class Application:
             "ledger": ledger.run(self._settings.settle_interval_s),
             "rollups": Rollups(database).run(self._settings.rollup_interval_s),
         }
-        if self._settings.redis_url is not None:
-            client = redis.connect(self._settings.redis_url, timeout_s=redis.SILENCE_S * 2)
+        if (url := self._settings.redis_url) is not None:
+            client = redis.connect(url, timeout_s=redis.SILENCE_S * 2)
             tasks["announcements"] = redis.listen(client, snapshot.hint)
+            self._announcer = redis.connect(url, timeout_s=self._settings.limit_deadline_s)
         return tasks
 
     def _limiter(self, snapshot: LiveSnapshot, spending: Spending) -> RateLimiter:

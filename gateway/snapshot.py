@@ -76,6 +76,7 @@ class LiveSnapshot:
         self._clock = clock
         self._created = int(clock())  # of the base, as /v1/models reports it
         self._hint = asyncio.Event()
+        self._turn = asyncio.Lock()  # so that no older view replaces a newer one
         self._current: Snapshot | None = None
         self._confirmed_at = 0.0  # monotonic
 
@@ -140,11 +141,19 @@ class LiveSnapshot:
 
     async def refresh(self) -> None:
         """Load a new snapshot if the epoch has moved. Raises DatabaseUnavailable."""
-        asked_at = time.monotonic()
-        if self._current is None or await self._database.epoch() != self._current.epoch:
-            async with self._database.reading() as session:
-                self._current = await self._load(session)
-        self._confirmed_at = asked_at
+        async with self._turn:
+            asked_at = time.monotonic()
+            if self._current is None or await self._database.epoch() != self._current.epoch:
+                async with self._database.reading() as session:
+                    self._current = await self._load(session)
+            self._confirmed_at = asked_at
+
+    async def look(self) -> None:
+        """Refresh, or leave it to the next poll when the database does not answer."""
+        try:
+            await self.refresh()
+        except DatabaseUnavailable as error:
+            log.info("a change is seen at the next poll: %s", error)
 
     async def follow(self) -> None:
         """Refresh for ever. Failures are logged once and the last snapshot stays in use."""

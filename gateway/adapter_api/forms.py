@@ -91,16 +91,16 @@ def alias_of(row: AdapterAlias, names: dict[str, str]) -> dict[str, Any]:
 
 
 def upload_of(row: AdapterUpload, parts: dict[str, list[Part]]) -> dict[str, Any]:
-    detail = orjson.loads(row.detail) if row.detail else None
-    failed = row.state == "failed"
+    detail = orjson.loads(row.detail) if row.detail else {}
+    error = None if "stage" in detail else detail or None  # also of one that can be completed again
     return {
         "id": row.id,
         "object": "adapter.upload",
         "adapter": row.name,
         "alias": row.alias,
         "state": row.state,
-        "stage": detail.get("stage") if detail and not failed else None,
-        "error": detail if failed else None,
+        "stage": detail.get("stage"),
+        "error": error,
         "version_id": row.adapter_id,
         "bytes_received": sum(part.nbytes for each in parts.values() for part in each),
         "files": {

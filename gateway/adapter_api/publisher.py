@@ -24,7 +24,7 @@ from gateway.catalog.models import Adapter, AdapterUpload, UploadState
 from gateway.catalog.repository import UploadRepository
 from gateway.catalog.service import CatalogService, Facts, Quota
 from gateway.db import Database, DatabaseUnavailable
-from gateway.errors import AdapterRefused, GatewayError, OtherBase
+from gateway.errors import AdapterRefused, GatewayError, OtherBase, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,16 @@ class Publisher:
         self._turn = asyncio.Lock()
 
     async def finish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
-        """The upload was claimed. Its row says how it ended; raises GatewayError as well."""
+        """The upload was claimed. Its row says how it ended; raises GatewayError as well.
+
+        What was nobody's fault can be completed again: the parts are kept.
+        """
         try:
             async with self._turn:
                 accepted = await self._publish(upload, sums)
+        except Unavailable as error:
+            await self._settle(upload, UploadState.UPLOADING, error.body()["error"])
+            raise
         except GatewayError as error:
             await self._settle(upload, UploadState.FAILED, error.body()["error"])
             await asyncio.to_thread(self.staging.discard, upload.id)

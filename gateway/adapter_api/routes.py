@@ -28,7 +28,7 @@ from gateway.adapter_api.residents import Residents
 from gateway.catalog.models import AdapterUpload, UploadState
 from gateway.catalog.repository import AdapterRepository, UploadRepository
 from gateway.catalog.service import CatalogService, Quota, checked_adapter, parse_reference
-from gateway.errors import Conflict, InvalidRequest, ResourceNotFound
+from gateway.errors import Conflict, InvalidRequest, ResourceNotFound, Unavailable
 from gateway.http import BODY_SECONDS, ClientGone
 from gateway.http import Request as RawRequest
 from gateway.ids import new_id
@@ -209,7 +209,11 @@ class _Desk:
                 pieces.close()
         if not await self._claim(row.id, who):
             raise Conflict("the upload was given up meanwhile")
-        return _published(await asyncio.shield(self._start(row, {})))
+        try:
+            return _published(await asyncio.shield(self._start(row, {})))
+        except Unavailable:  # the client sends all of it again
+            await self._drop(row, who)
+            raise
 
     async def status(self, upload: str, who: Caller) -> Json:
         row = await self._find(upload, who)

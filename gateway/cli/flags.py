@@ -66,6 +66,7 @@ class ServeOptions:
     data_dir: Path
     database_url: str | None
     redis_url: str | None
+    adapter_canary: bool
     ready_file: Path | None
     allowed_origins: tuple[str, ...]
     priority_tier: bool
@@ -165,6 +166,12 @@ def _add_state(group: argparse._ArgumentGroup) -> None:
         metavar="URL",
         help="share rate limits between gateways (default: in process)",
     )
+    group.add_argument(
+        "--adapter-canary",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="try every uploaded adapter on the engine before it is published (default: on)",
+    )
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
@@ -241,6 +248,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         data_dir=arguments.data_dir.expanduser().resolve(),
         database_url=arguments.database_url,
         redis_url=arguments.redis_url,
+        adapter_canary=arguments.adapter_canary,
         ready_file=arguments.ready_file,
         allowed_origins=_origins(arguments.allowed_origins),
         priority_tier=arguments.priority_tier,

@@ -57,7 +57,7 @@ TO_GATEWAY = [
     Load(1, 2, 3, 4, ["d1"]),
     protocol.Metrics("# HELP"),
     Counts("r1", "b", 3, 4, True),
-    protocol.Verdict("r", [[-0.5], [-1.0, -2.0]], 3),
+    protocol.Verdict("r", [[-0.5], [-1.0, -2.0]], 3, base=[[-0.7], [-1.0, -2.0]]),
     protocol.Recorded([Counts("r1", "b", 3, 4, True)]),
     protocol.Goodbye("drained"),
 ]
