@@ -31,6 +31,7 @@ class Limits:
     num_pages: int
     page_tokens: int
     adapters: bool  # whether there is a store to load them from
+    grammars: bool = False  # whether answers can be held to any
 
     def admit(self, submit: Submit) -> int:
         """Tokens each choice may generate: max_tokens or what the context leaves.
@@ -48,6 +49,8 @@ class Limits:
             )
         if submit.adapter and not self.adapters:
             raise Refusal(RefusalCode.ADAPTER_MISSING, "this engine has no adapter store")
+        if submit.grammar is not None and not self.grammars:
+            raise Refusal(RefusalCode.INVALID, "this engine can hold an answer to no grammar")
         limit = min(submit.max_tokens, self.max_model_len - prompt)
         pages = -(-(prompt + limit - 1) // self.page_tokens)
         if pages > self.num_pages:

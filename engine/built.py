@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
+from engine.matcher import Grammars
 from engine.protocol import AskReference, BaseInfo, Verdict
 from engine.residency import AdapterMemory, HostCache, P
 from engine.step import Runner
@@ -24,5 +25,6 @@ class Built(Generic[P]):
     adapters: HostCache[P] | None  # None: no adapter store is configured
     compiled: Callable[[], int] = lambda: 0  # kernels compiled since it was built
     ahead: bool = False  # launch returns before the pass is computed: plan the next meanwhile
+    grammars: Grammars | None = None  # None: requests with a grammar are refused
     max_step_s: float | None = None  # what a pass with decodes should take when none is configured
     reference: Callable[[AskReference], Verdict] | None = None  # thread-safe; takes its time

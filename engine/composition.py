@@ -1,6 +1,7 @@
 """Loads a model, lays out its memory, makes it ready: composes everything that needs torch."""
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from engine.compiling import CompileCount
 from engine.config import EngineConfig
 from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
 from engine.loading import Placement, Weights
+from engine.matcher import Grammars
 from engine.memory import PoolSize
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
@@ -40,6 +42,7 @@ from engine.runner import ModelRunner
 from engine.stored_weights import of_checkpoint
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
+MASK_THREADS = 8
 RESERVED_ROWS = 512  # of the adapter table, before graphs are captured over it
 log = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ def _compose(
         if not config.enforce_eager:
             runner.capture(pages_of_tokens(size.max_model_len(pages), config.page_tokens))
         compiled.begin()
-    base = fingerprinted.result()
+    base, grammars = fingerprinted.result(), _grammars(config, spec, place.device)
     adapters = AdapterMemory(spec, memory, table, BaseVectors(model.linears(), place.device))
 
     def load(manifest: AdapterManifest) -> LaidOut:
@@ -110,6 +113,7 @@ def _compose(
         max_model_len=size.max_model_len(pages),
         eos=frozenset(spec.eos_tokens),
         adapters=_host_cache(config, load),
+        grammars=grammars,
         max_step_s=STEP_S if place.device.type == "cuda" else None,
         ahead=place.device.type == "cuda",
         compiled=compiled,
@@ -193,6 +197,23 @@ def _references(config: EngineConfig, base: BaseSpec, adapters: AdapterMemory) -
         return adapters.pages_for(adapters.lay_out(packed))
 
     return References(config.model, AdapterStore(config.adapter_store), base, pages_for)
+
+
+def _grammars(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Grammars | None:
+    """None where answers cannot be held to any: nobody says what the tokens spell, say."""
+    tokenizer = Path(config.model) / "tokenizer.json"
+    if not tokenizer.is_file():
+        return None
+    try:
+        from engine.grammars import LlGrammars
+    except ImportError as error:  # a bare machine, for measurements
+        log.warning("requests with a grammar are refused: %s", error)
+        return None
+    cores = len(os.sched_getaffinity(0))
+    threads = 1 if device.type == "cpu" else max(1, min(MASK_THREADS, cores // 2))
+    return LlGrammars(
+        tokenizer, vocab_size=spec.vocab_size, eos=sorted(spec.eos_tokens), threads=threads
+    )
 
 
 def _host_cache(

@@ -28,6 +28,7 @@ from engine.config import EngineConfig
 from engine.counts import CountRecord
 from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
 from engine.mailbox import Mailbox
+from engine.masking import Begun, Masking
 from engine.metrics import EngineMetrics
 from engine.pages import Kind
 from engine.protocol import (
@@ -117,6 +118,7 @@ class Core(Generic[P]):
         self.book = Book(
             boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
         )
+        self._masking = Masking(built.grammars, self.book, metrics)
         self._config, self._runner, self._eos = config, built.runner, built.eos
         self._ahead = built.ahead
         self._under_way: UnderWay | None = None
@@ -129,6 +131,7 @@ class Core(Generic[P]):
             num_pages=built.num_pages,
             page_tokens=config.page_tokens,
             adapters=self.residency.enabled,
+            grammars=self._masking.enabled,
         )
         self._requests = self._sequences = 0  # so far
         self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
@@ -154,6 +157,7 @@ class Core(Generic[P]):
         self._hear(self.inbox.take())
         self._expire(self._clock())
         self._fail_loads()
+        self._masking.refuse_invalid()
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
         self._flush()
@@ -169,7 +173,7 @@ class Core(Generic[P]):
 
     def _patience(self) -> float:
         """How long the loop may sleep when nothing can be computed."""
-        if self.residency.loading:
+        if self.residency.loading or self._masking.compiling:
             return POLL_S
         if self.book or self._draining_since is not None:
             return 10 * POLL_S  # deadlines and grants run out
@@ -230,6 +234,7 @@ class Core(Generic[P]):
             stops=frozenset(submit.stop_tokens) | (frozenset() if submit.ignore_eos else self._eos),
             deadline=None if submit.deadline_ms is None else now + submit.deadline_ms / 1000,
         )
+        self._masking.compile(request)
         request.choices = [self._choice(request, index) for index in range(submit.n)]
         self.book.add(request)
         for sequence in request.choices:
@@ -308,9 +313,12 @@ class Core(Generic[P]):
         Returns whether there was any.
         """
         before, self._under_way = self._under_way, None
+        begun = self._masking.begin(plan) if before is None else None
         launched = self._launch(plan) if plan.planned else None
         if before is not None:
             self._take_in(before)
+        if isinstance(launched, UnderWay):
+            launched = self._draw(launched, begun)
         if isinstance(launched, Exception):
             self._fail(plan, launched)
         elif launched is not None and self._ahead:
@@ -323,6 +331,10 @@ class Core(Generic[P]):
         return _guarded(
             lambda: UnderWay(plan, self._runner.launch(plan.step), launched=self._clock())
         )
+
+    def _draw(self, launched: UnderWay, begun: Begun) -> UnderWay | Exception:
+        drawn = _guarded(lambda: self._masking.draw(launched.plan, launched.pending, begun))
+        return drawn if isinstance(drawn, Exception) else launched
 
     def _take_in(self, under_way: UnderWay) -> None:
         plan, result = under_way.plan, _guarded(under_way.result)
@@ -375,11 +387,12 @@ class Core(Generic[P]):
                 len(sequence.request.submit.tokens), self._taken_in - sequence.course.arrived
             )
         request, finish = sequence.request, sequence.accept(token)
-        stopped = finish is Finish.STOP
+        kept = sequence.stop_token is None
         output = sequence.say(
-            [] if stopped else [token],
-            [logprobs] if logprobs and not stopped else None,
+            [token] if kept else [],
+            [logprobs] if logprobs and kept else None,
             finish=finish,
+            error=f"grammar: {sequence.fault}" if finish is Finish.ERROR else "",
             wants=None if finish else self._ask(request),
         )
         if finish:

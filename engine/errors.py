@@ -25,6 +25,10 @@ class AdapterUnknown(AdapterUnusable):
     """The store has no adapter of this digest."""
 
 
+class GrammarInvalid(EngineError, ValueError):
+    """A grammar cannot be followed. Fails only the requests that asked for it."""
+
+
 class DeviceLost(EngineError):
     """The accelerator no longer works in this process: every pass would fail. Ends the engine."""
 

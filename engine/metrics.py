@@ -17,6 +17,7 @@ from engine.share_metrics import ShareMetrics
 from engine.vllm_metrics import About, VllmMetrics
 
 STEP_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+MASK_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 FEW = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
 
@@ -48,6 +49,10 @@ class EngineMetrics(Observer):
         self._queue = self._histogram(
             "loratorio_engine_queue_seconds", "From arrival to the first pass", QUEUE_S
         )
+        self._mask = self._histogram(
+            "loratorio_engine_mask_wait_seconds", "What a pass waited for its masks", MASK_S
+        )
+        self._masked = self._counter("loratorio_engine_masked_draws", "Draws a grammar limited")
         self._prompt = self._counter("loratorio_engine_prompt_tokens", "Prompt tokens computed")
         self._generated = self._counter("loratorio_engine_generation_tokens", "Tokens generated")
         self._preemptions = self._counter(
@@ -99,6 +104,11 @@ class EngineMetrics(Observer):
 
     def queued(self, seconds: float) -> None:
         self._queue.observe(seconds)
+
+    def masked(self, seconds: float, draws: int) -> None:
+        """A pass waited so long for the masks of so many draws."""
+        self._mask.observe(seconds)
+        self._masked.inc(draws)
 
     def tokens(self, *, prompt: int = 0, generated: int = 0) -> None:
         self._prompt.inc(prompt)

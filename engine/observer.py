@@ -13,6 +13,7 @@ class Cause(StrEnum):
     ADAPTER = "adapter"  # its adapter is on the way to host memory
     FAIRNESS = "fairness"  # its tenant uses its share, and it is others' turn
     PREFIX = "prefix"  # somebody is computing its beginning right now
+    GRAMMAR = "grammar"  # what its answer must match is being compiled
     GRANT = "grant"  # it may not generate before it is paid for
     PAGES = "pages"  # it, or whoever is before it, waits for pages
     CAPACITY = "capacity"  # passes are full: of sequences, or of tokens

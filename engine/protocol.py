@@ -118,6 +118,7 @@ class Submit(Message, frozen=True):
     priority: int = 0  # larger goes first
     public_tokens: int = 0  # first tokens that are no secret: their KV is shared by all tenants
     weight: float = 1.0  # the tenant's share of the engine, against other tenants' weights
+    grammar: str | None = None  # what each choice must match, as llguidance writes it; None: any
 
 
 class Grant(Message, frozen=True):

@@ -20,7 +20,7 @@ from engine.models.spec import ModelSpec
 from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS
 from engine.step import Runner, StepPlan
-from engine.warm_plans import ADAPTERS, WarmPlans
+from engine.warm_plans import ADAPTERS, WarmPlans, open_masks
 
 SHALLOW = 2  # layers
 RANKS = (A_ROWS, ROOMY_RANK)  # adapters up to these ranks take kernels of their own
@@ -88,7 +88,10 @@ class Rehearsal:
             stage.graphs().warm()
 
     def _launch(self, stage: Stage, plan: StepPlan) -> None:
-        stage.runner.launch(plan).wait()
+        pending = stage.runner.launch(plan)
+        if masks := open_masks(plan, self._spec.vocab_size):
+            pending.draw(masks)
+        pending.wait()
 
     @torch.inference_mode()
     def _measure_graphs(self, whole: Stage, device: torch.device) -> int:

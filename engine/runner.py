@@ -1,6 +1,6 @@
 """Runs plans: StepPlan -> tensors -> forward pass -> draws -> StepResult."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,9 @@ from engine.outer import OuterPass
 from engine.page_memory import PageMemory
 from engine.placement import round_up
 from engine.protocol import TokenLogprobs
-from engine.sampling import Drawing, TopLogprobs, draw, is_adjusted
+from engine.sampling import Drawing, TokenMasks, TopLogprobs, draw, is_adjusted
 from engine.staging import send
-from engine.step import Chunk, Drawn, Pending, StepPlan, StepResult
+from engine.step import Chunk, Drawn, Masks, Pending, StepPlan, StepResult
 
 PROMPT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 
@@ -33,6 +33,9 @@ class PassPending:
     drawing: Drawing | None
     prompts: Sequence[Sequence[tuple[TopLogprobs, int]]]  # per prompt: tiles and their rows
     reached: torch.cuda.Event | None  # when all of this is on the host; None: it is
+
+    def draw(self, masks: Masks) -> None:
+        """It drew when it was launched."""
 
     def wait(self) -> StepResult:
         if self.reached is not None:
@@ -48,6 +51,22 @@ class PassPending:
     def _read(self, chunk: int, tiles: Sequence[tuple[TopLogprobs, int]]) -> list[TokenLogprobs]:
         wanted = self.plan.chunks[chunk].prompt_logprobs or 0
         return [fact for tile, rows in tiles for fact in tile.read([wanted] * rows)]
+
+
+class MaskedPass:
+    """A pass whose forward part is launched; ``rest`` launches its draws."""
+
+    def __init__(self, rest: Callable[[Masks], PassPending]) -> None:
+        self._rest = rest
+        self._drawn: PassPending | None = None
+
+    @torch.inference_mode()
+    def draw(self, masks: Masks) -> None:
+        self._drawn = self._rest(masks)
+
+    def wait(self) -> StepResult:
+        assert self._drawn is not None, "a masked pass is waited for before it drew"
+        return self._drawn.wait()
 
 
 class ModelRunner:
@@ -135,12 +154,18 @@ class ModelRunner:
         if replayed is None:
             return None
         logits, tokens, finite = replayed.logits, replayed.tokens, replayed.finite
+        heads = HeadLayout.one_each(len(draws))
         if last is None:
             drawing = Drawing.of(logits, draws, tokens, finite)
-        else:  # the graph's own draw knew of no adjustment
-            drawing = draw(logits, draws, last)
+            return PassPending(plan, heads, drawing, (), self._mark())
+
+        def adjusted(masks: TokenMasks | None) -> PassPending:
+            """The graph's own draw knew of no adjustment."""
+            drawing = draw(logits, draws, last, masks)
             self._last.keep(plan.chunks, drawing.drawn)
-        return PassPending(plan, HeadLayout.one_each(len(draws)), drawing, (), self._mark())
+            return PassPending(plan, heads, drawing, (), self._mark())
+
+        return _draw_when_masked(plan.chunks, adjusted)
 
     def _compute(self, plan: StepPlan, outer: OuterPass | None) -> Pending:
         inputs = self._builder.build(plan, self._last)
@@ -150,10 +175,14 @@ class ModelRunner:
         hidden = self._model(inputs, self._memory.layers, self._lora(inputs, outer))
         owners = [chunk.adapter for chunk in drawing_chunks]
         logits = self._head(hidden[: len(draws)], outer, owners)
-        drawing = draw(logits, draws, last) if draws else None
-        self._last.keep(drawing_chunks, None if drawing is None else drawing.drawn)
         prompts = self._prompts(plan, inputs, hidden, outer)
-        return PassPending(plan, inputs.heads, drawing, prompts, self._mark())
+
+        def drawn(masks: TokenMasks | None) -> PassPending:
+            drawing = draw(logits, draws, last, masks) if draws else None
+            self._last.keep(drawing_chunks, None if drawing is None else drawing.drawn)
+            return PassPending(plan, inputs.heads, drawing, prompts, self._mark())
+
+        return _draw_when_masked(drawing_chunks, drawn)
 
     def _unread(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """[B] the last token of each, where it was drawn and not read; elsewhere any."""
@@ -206,12 +235,25 @@ class ModelRunner:
         return found
 
 
+def _draw_when_masked(
+    drawing: Sequence[Chunk], rest: Callable[[TokenMasks | None], PassPending]
+) -> Pending:
+    """At once, or once the masks of these chunks are known."""
+    if not any(chunk.draw and chunk.draw.masked for chunk in drawing):
+        return rest(None)
+    return MaskedPass(lambda masks: rest(TokenMasks.of(masks, [c.sequence for c in drawing])))
+
+
 @dataclass(frozen=True, slots=True)
 class Apart:
     """A plan computed in parts: which of its chunks each has."""
 
     chunks: int
     parts: Sequence[tuple[Sequence[int], Pending]]
+
+    def draw(self, masks: Masks) -> None:
+        for _, pending in self.parts:
+            pending.draw(masks)
 
     def wait(self) -> StepResult:
         drawn = [Drawn()] * self.chunks
@@ -223,6 +265,9 @@ class Apart:
 
 class Nothing:
     """The outcome of an empty plan."""
+
+    def draw(self, masks: Masks) -> None:
+        pass
 
     def wait(self) -> StepResult:
         return StepResult([])

@@ -1,6 +1,7 @@
 """From logits to tokens, and to what was asked about their probabilities.
 
-Per row and in this order: penalties, logit_bias, barred tokens; then log-probabilities are taken;
+Per row and in this order: penalties, logit_bias, barred tokens (of a grammar's mask, where there
+is one, which has the others in it); then log-probabilities are taken;
 then temperature, top_k, top_p, min_p and one draw (``kernels.sample``), whose random number
 depends on (seed, position) alone.
 
@@ -13,21 +14,38 @@ is known by one): it is counted there. A row with a logit that is not finite fai
 is discarded and named in ``failed``.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.protocol import TokenLogprobs
 from engine.staging import send
-from engine.step import Draw, Drawn
+from engine.step import Draw, Drawn, Masks
+from kernels.mask_tokens import mask_tokens
 from kernels.philox import uniforms
 from kernels.sample import sample
 
 NOT_FINITE = "the model's logits are not finite"
 PENALISED_ROWS = 16  # at a time: each takes two floats per token of the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Masks for the draws of a pass."""
+
+    rows: npt.NDArray[np.int32]  # [B] of each draw, its row of bits; -1: none
+    bits: npt.NDArray[np.int32]  # [M, W]
+
+    @classmethod
+    def of(cls, masks: Masks, sequences: Sequence[int]) -> "TokenMasks | None":
+        """``sequences`` [B] draw. None when no mask is among theirs."""
+        rows = np.asarray([masks.rows.get(number, -1) for number in sequences], dtype=np.int32)
+        return cls(rows, masks.bits) if (rows >= 0).any() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +106,27 @@ class TopLogprobs:
         return cls(*(found.to("cpu", non_blocking=True) for found in (own, values, tokens)))
 
     def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """One per row, with as many alternatives as that row wants."""
+        """One per row, with as many alternatives as that row wants; barred tokens are none."""
         rows = zip(
             self.own.tolist(), self.values.tolist(), self.tokens.tolist(), wanted, strict=True
         )
         return [
-            TokenLogprobs(own, list(zip(tokens[:count], values[:count], strict=True)))
+            TokenLogprobs(own, _alternatives(tokens[:count], values[:count]))
             for own, values, tokens, count in rows
         ]
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None = None) -> Drawing:
+def _alternatives(tokens: Sequence[int], values: Sequence[float]) -> list[tuple[int, float]]:
+    pairs = zip(tokens, values, strict=True)
+    return [(token, value) for token, value in pairs if value > -math.inf]
+
+
+def draw(
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    last: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
+) -> Drawing:
     """Draw a token from each row of logits [B, V] float32, which is changed in place.
 
     ``last`` [B]: the last token of outputs whose last token is not known yet.
@@ -107,12 +135,15 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None 
     if not logits.is_cuda and not bool(finite.all()):
         logits.masked_fill_(~finite.unsqueeze(1), 0.0)
     adjust(logits, draws, last)
+    if masks is not None:
+        sent = send({"rows": masks.rows, "bits": masks.bits}, logits.device)
+        mask_tokens(logits, sent["rows"], sent["bits"])
     return Drawing.of(logits, draws, _sample(logits, draws), finite)
 
 
 def is_adjusted(draw: Draw) -> bool:
     """Whether the logits are changed before the draw."""
-    return bool(draw.barred or draw.sampling.logit_bias or _is_penalised(draw))
+    return bool(draw.masked or draw.barred or draw.sampling.logit_bias or _is_penalised(draw))
 
 
 def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None) -> None:
@@ -124,7 +155,7 @@ def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | Non
         if d.sampling.logit_bias:
             tokens, bias = zip(*d.sampling.logit_bias, strict=True)
             _add(logits[row], tokens, bias)
-        if d.barred:
+        if d.barred and not d.masked:
             logits[row, _ids(d.barred, logits)] = float("-inf")
 
 

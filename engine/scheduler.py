@@ -226,6 +226,9 @@ class Scheduler(Generic[P]):
 
     def _try(self, plan: Plan, sequence: Sequence) -> Seat:
         request = sequence.request
+        if request.unready:
+            self._waits.hold(sequence, Cause.GRAMMAR)
+            return Seat.LATER
         if request.dry or sequence.drawing:
             self._waits.hold(sequence, Cause.GRANT if request.dry else None)
             return Seat.LATER
@@ -260,6 +263,7 @@ class Scheduler(Generic[P]):
         self._waiting.remove(sequence)
         self._waits.end(sequence)
         sequence.move(Phase.RUNNING)
+        sequence.start()
         insort(self._running, sequence, key=_order)
 
     def _grow(self, sequence: Sequence) -> None:

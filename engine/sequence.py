@@ -7,10 +7,12 @@ Belongs to the engine loop's thread.
 """
 
 from collections.abc import Sequence as View
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.course import Course
+from engine.matcher import Matcher
 from engine.pages import Kind, Owner
 from engine.protocol import Finish, Output, Submit, TokenLogprobs, Usage
 from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn
@@ -44,6 +46,7 @@ class Request:
     limit: int  # tokens each choice may generate: max_tokens, or what the context leaves
     stops: frozenset[int]  # tokens that end a choice
     deadline: float | None = None  # seconds
+    grammar: Future[Matcher] | None = None  # being compiled; None: an answer may be anything
     choices: list["Sequence"] = field(default_factory=list)
     granted: int = 0  # tokens all choices may generate
     asked: int = 0  # the grant at which more was last asked for
@@ -76,6 +79,16 @@ class Request:
     @property
     def digest(self) -> str | None:
         return self.submit.adapter.digest if self.submit.adapter else None
+
+    @property
+    def compiling(self) -> bool:
+        """Its grammar is not known yet."""
+        return self.grammar is not None and not self.grammar.done()
+
+    @property
+    def unready(self) -> bool:
+        """Its grammar is not known, or cannot be followed."""
+        return self.grammar is not None and (self.compiling or bool(self.grammar.exception()))
 
     @property
     def metered(self) -> bool:
@@ -133,6 +146,7 @@ class Sequence:
     prompt_computed: int = 0  # the most prompt tokens ever computed
     stop_token: int | None = None
     course: Course = field(init=False)
+    matcher: Matcher | None = None  # from its first pass on, where its request has a grammar
     prompt_logprobs: list[TokenLogprobs] | None = None  # gathered and not yet reported
 
     def __post_init__(self) -> None:
@@ -173,6 +187,11 @@ class Sequence:
     def generated(self) -> int:
         return len(self.output) + (self.stop_token is not None)
 
+    @property
+    def fault(self) -> str:
+        """Why its grammar can be followed no further."""
+        return self.matcher.fault if self.matcher else ""
+
     def move(self, phase: Phase) -> None:
         assert phase in _LEGAL[self.phase], f"a {self.phase} sequence cannot become {phase}"
         self.phase = phase
@@ -200,7 +219,13 @@ class Sequence:
             output=self.output,
             barred=tuple(sorted(self.request.stops)) if early else (),
             logprobs=submit.logprobs,
+            masked=self.matcher is not None,
         )
+
+    def start(self) -> None:
+        """It runs, perhaps not for the first time."""
+        if self.matcher is None and self.request.grammar is not None:
+            self.matcher = self.request.grammar.result().fork()
 
     def place(self, pages: list[int], computed: int) -> None:
         """It runs in these pages, which hold KV of its first ``computed`` tokens."""
@@ -230,6 +255,12 @@ class Sequence:
             self.stop_token = token
             return Finish.STOP
         self.output.append(token)
+        if self.matcher is not None:
+            self.matcher.take(token)
+            if self.fault:
+                return Finish.ERROR
+            if self.matcher.complete:
+                return Finish.STOP
         return Finish.LENGTH if len(self.output) >= self.request.limit else None
 
     def forget(self) -> None:

@@ -4,9 +4,12 @@ The scheduler makes a ``StepPlan``, a ``Runner`` turns it into a ``StepResult``.
 imports torch, so the whole scheduling brain is tested without it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.protocol import Sampling, TokenLogprobs
 
@@ -25,6 +28,7 @@ class Draw:
     output: Sequence[int]  # lacks the last token when that is still being drawn
     barred: tuple[int, ...] = ()  # tokens that must not be drawn (min_tokens)
     logprobs: int | None = None  # how many alternatives to report; None: nothing
+    masked: bool = False  # which tokens may come is said after the launch, by ``Pending.draw``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,20 @@ class StepResult:
     drawn: Sequence[Drawn]  # one per chunk of the plan, in order
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens may come next, for sequences that a grammar holds to something."""
+
+    rows: Mapping[int, int]  # sequence -> its row of bits; others may draw any token
+    bits: npt.NDArray[np.int32]  # [rows, words]: token v is bit v % 32 of word v // 32
+
+
 class Pending(Protocol):
     """A forward pass under way."""
+
+    def draw(self, masks: Masks) -> None:
+        """Where a draw is masked: let the pass draw. Once, before the next launch."""
+        ...
 
     def wait(self) -> StepResult: ...
 

@@ -6,10 +6,12 @@ are one, a multiple of 16, or neither. Every page is page 0: the values mean not
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from engine.config import EngineConfig
 from engine.page_size import pages_of_tokens
 from engine.protocol import Sampling
-from engine.step import NO_ADAPTER, Chunk, Draw, StepPlan
+from engine.step import NO_ADAPTER, Chunk, Draw, Masks, StepPlan
 
 DECODING = 3  # sequences that decode beside a prompt
 ADAPTERS = (0, 1)  # rows of the table, taken in turn
@@ -28,6 +30,7 @@ class WarmPlans:
         yield self._plan([1], 0)
         yield self._plan([1, 1], 0)
         yield self._plan([2], NO_ADAPTER)
+        yield self._plan([1], 0, masked=True)
         yield self.largest()
 
     def mixed(self, adapter: int) -> Iterator[StepPlan]:
@@ -57,11 +60,14 @@ class WarmPlans:
         each, extra = divmod(tokens, sequences)
         return self._plan([each + (i < extra) for i in range(sequences)], adapter=0)
 
-    def _plan(self, lengths: Sequence[int], adapter: int | None) -> StepPlan:
+    def _plan(
+        self, lengths: Sequence[int], adapter: int | None, *, masked: bool = False
+    ) -> StepPlan:
         """``adapter`` None: different ones for neighbours."""
         draw = Draw(
-            sampling=Sampling(top_p=0.9, top_k=50), seed=0, position=0, prompt=(), output=()
-        )
+            sampling=Sampling(top_p=0.9, top_k=50), seed=0, position=0, prompt=(), output=(),
+            masked=masked,
+        )  # fmt: skip
         return StepPlan(
             [
                 Chunk(
@@ -75,3 +81,10 @@ class WarmPlans:
                 for number, length in enumerate(lengths)
             ]
         )
+
+
+def open_masks(plan: StepPlan, vocab_size: int) -> Masks | None:
+    """Masks that bar nothing, where a plan is masked."""
+    masked = [chunk.sequence for chunk in plan.chunks if chunk.draw and chunk.draw.masked]
+    bits = np.full((1, -(-vocab_size // 32)), -1, dtype=np.int32)
+    return Masks(dict.fromkeys(masked, 0), bits) if masked else None

@@ -22,6 +22,8 @@ BRAIN = [
     "engine.scheduler",
     "engine.residency",
     "engine.counts",
+    "engine.grammars",
+    "engine.masking",
     "engine.metrics",
     "engine.core",
     "engine.server",

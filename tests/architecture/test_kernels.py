@@ -18,6 +18,7 @@ OPS = [
     "lora_shrink",
     "lora_expand",
     "sample",
+    "mask_tokens",
 ]
 
 

@@ -17,7 +17,8 @@ from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.protocol import Sampling
 from engine.runner import ModelRunner
-from engine.step import NO_ADAPTER, Chunk, Draw, Drawn, StepPlan
+from engine.step import NO_ADAPTER, Chunk, Draw, Drawn, Masks, StepPlan
+from engine.warm_plans import open_masks
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -58,8 +59,13 @@ class Rig:
         self.adapters.place(row, laid, pages)
         return pages
 
-    def launch(self, chunks: Sequence[Chunk]) -> Sequence[Drawn]:
-        return self.runner.launch(StepPlan(chunks)).wait().drawn
+    def launch(self, chunks: Sequence[Chunk], masks: Masks | None = None) -> Sequence[Drawn]:
+        """``masks`` where a draw is masked; by default they bar nothing."""
+        plan = StepPlan(chunks)
+        pending = self.runner.launch(plan)
+        if masks := masks or open_masks(plan, self.spec.vocab_size):
+            pending.draw(masks)
+        return pending.wait().drawn
 
     @torch.inference_mode()
     def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """A pass gives every chunk what it would get alone, reports what was asked, and keeps faults
 to the row they belong to."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid, ConfigError, OutOfMemory
 from engine.protocol import Sampling
 from engine.sampling import NOT_FINITE
-from engine.step import DRAWN, StepPlan
+from engine.step import DRAWN, Masks, StepPlan
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 from tests.engine.factors import random_adapter
 from tests.engine.rig import GREEDY, Rig, chunk, draw
@@ -232,3 +233,34 @@ def test_a_token_that_is_not_read_yet_computes_and_draws_as_if_it_were(rig, samp
         read[ahead] = outputs
     assert read[True] == read[False]
     assert len(set(read[True][0])) > 1
+
+
+def masks_of(allowed):
+    """``allowed``: sequence -> the tokens its draw may take."""
+    bits = np.zeros((len(allowed), 3), dtype=np.uint32)
+    for row, may in enumerate(allowed.values()):
+        for token in may:
+            bits[row, token // 32] |= np.uint32(1 << token % 32)
+    return Masks({sequence: row for row, sequence in enumerate(allowed)}, bits.view(np.int32))
+
+
+def test_masks_said_after_the_launch_limit_their_own_draws(rig):
+    """Decodes and prompts together, which a CPU computes apart; one of each is masked."""
+    chunks = []
+    for n, length in enumerate((1, 9, 1, 7)):
+        prompt, own = tokens(20, seed=n), rig.pages(30)
+        rig.launch([chunk(prompt[:-length], own)])
+        asked = draw(GREEDY, masked=n < 2)
+        chunks.append(chunk(prompt[-length:], own, start=20 - length, draw=asked))
+    best = rig.logits(chunks)[[0, 9, 10, 17]].argmax(1).tolist()
+    first, second = chunks[0].sequence, chunks[1].sequence
+    found = rig.launch(chunks, masks_of({first: [70, 71], second: [best[1]]}))
+    assert found[0].token in (70, 71)
+    assert [drawn.token for drawn in found[1:]] == best[1:]
+
+
+def test_a_sequence_that_ended_meanwhile_needs_no_mask(rig):
+    found = rig.launch(
+        [chunk(tokens(5), rig.pages(5), draw=draw(GREEDY, masked=True))], masks_of({})
+    )
+    assert found[0].token is not None

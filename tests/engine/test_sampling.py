@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from engine.protocol import Sampling
-from engine.sampling import NOT_FINITE, draw
+from engine.sampling import NOT_FINITE, TokenMasks, draw
 from tests.engine.rig import draw as asked
 
 LOGITS = [0.5, 2.0, -1.0, 1.9, 0.0, 1.0]
@@ -99,3 +100,33 @@ def test_a_row_that_is_not_finite_fails_alone(bad):
     before, failed, after = drawn(asked(), asked(Sampling(), logprobs=1), asked(), logits=rows)
     assert (before.token, after.token) == (1, 1)
     assert (failed.token, failed.logprobs, failed.failed) == (None, None, NOT_FINITE)
+
+
+def masks_of(*rows, allowed):
+    bits = sum(1 << token for token in allowed)
+    return TokenMasks(np.asarray(rows, dtype=np.int32), np.asarray([[bits]], dtype=np.int32))
+
+
+def test_a_mask_bars_all_but_its_tokens_whatever_a_bias_says():
+    wants = Sampling(temperature=0.0, logit_bias=[(1, 100.0)])
+    rows = torch.tensor([LOGITS] * 2)
+    draws = [asked(wants, masked=True, logprobs=6), asked(wants, logprobs=6)]
+    masked, free = draw(rows, draws, None, masks_of(0, -1, allowed=(2, 4))).read()
+    assert (masked.token, free.token) == (4, 1)
+    expect = torch.tensor([-1.0, 0.0]).log_softmax(0).tolist()
+    assert dict(masked.logprobs.top) == pytest.approx({2: expect[0], 4: expect[1]}, abs=1e-6)
+    assert len(free.logprobs.top) == 6
+
+
+def test_a_masked_draw_takes_its_barred_tokens_from_the_mask_alone():
+    """Where a grammar leaves only a barred token, that token comes."""
+    draws = [asked(Sampling(temperature=0.0), masked=True, barred=(3,))]
+    (result,) = draw(torch.tensor([LOGITS]), draws, None, masks_of(0, allowed=(3,))).read()
+    assert result.token == 3
+
+
+def test_masked_rows_still_fail_alone_when_not_finite():
+    rows = torch.tensor([[math.nan] * 6, LOGITS])
+    draws = [asked(Sampling(), masked=True)] * 2
+    broken, sound = draw(rows, draws, None, masks_of(0, 0, allowed=(2,))).read()
+    assert (broken.failed, sound.token) == (NOT_FINITE, 2)

@@ -5,6 +5,8 @@ through the page ids it was given, checks that every cell is what this sequence 
 that its adapter's pages still hold the adapter, and hashes what it read into the next token. So
 the tokens are a pure function of the sequence alone (``alone``), or the pass raises Corrupted.
 
+A masked draw takes the next token that its mask allows, and is Corrupted without one.
+
 A *delayed* runner is a device's queue: a pass is computed, and a token still being drawn becomes
 known, when the pass is waited for, when a later one is, or when an adapter's memory is touched.
 """
@@ -18,7 +20,8 @@ from adapters.errors import AdapterInvalid, AdapterMissing
 from engine.built import Built
 from engine.errors import AdapterUnusable
 from engine.protocol import BaseInfo, TokenLogprobs
-from engine.step import DRAWN, NO_ADAPTER, Chunk, Drawn, StepPlan, StepResult
+from engine.step import DRAWN, NO_ADAPTER, Chunk, Drawn, Masks, StepPlan, StepResult
+from tests.fakes.grammars import FakeGrammars, may
 
 VOCAB = 97
 EOS = 2
@@ -143,6 +146,18 @@ class Launched:
     plan: StepPlan
     error: Exception | None
     result: StepResult | Exception | None = None
+    masks: Masks | None = None
+
+    @property
+    def masked(self) -> bool:
+        return any(chunk.draw and chunk.draw.masked for chunk in self.plan.chunks)
+
+    def draw(self, masks: Masks) -> None:
+        assert self.masked
+        assert self.masks is None
+        self.masks = masks
+        if not self.runner.delayed:
+            self.runner.settle()
 
     def wait(self) -> StepResult:
         self.runner.settle(self)
@@ -173,8 +188,10 @@ class FakeRunner:
             time.sleep(self.pass_seconds)
         now = StepPlan([_as_of_now(chunk) for chunk in plan.chunks], plan.copies)
         launched = Launched(self, now, self.broken(plan))
+        if any(earlier.masked and earlier.masks is None for earlier in self.queue):
+            raise Corrupted("a pass is launched before an earlier one drew")
         self.queue.append(launched)
-        if not self.delayed:
+        if not self.delayed and not launched.masked:
             self.settle()
         return launched
 
@@ -183,19 +200,19 @@ class FakeRunner:
         while self.queue and (last is None or last in self.queue):
             launched = self.queue.pop(0)
             try:
-                launched.result = self._run(launched.plan)
+                launched.result = self._run(launched.plan, launched.masks)
             except Corrupted as corrupted:
                 launched.result = corrupted
                 self.corrupted.append(corrupted)
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan, masks: Masks | None) -> StepResult:
         for source, target in plan.copies:
             held = self.memory.cells.get(source)
             self.memory.cells[target] = dict(held) if isinstance(held, dict) else {}
         chunks = [self._resolved(chunk) for chunk in plan.chunks]
         for chunk in chunks:
             self._write(chunk)
-        drawn = [self._compute(chunk) for chunk in chunks]
+        drawn = [self._compute(chunk, masks) for chunk in chunks]
         self.drawn = {
             c.sequence: d.token or 0 for c, d in zip(chunks, drawn, strict=True) if c.draw
         }
@@ -219,7 +236,7 @@ class FakeRunner:
                 cells = self.memory.cells[page] = {}
             cells[position % self.page_tokens] = Cell(token, position, adapter)
 
-    def _compute(self, chunk: Chunk) -> Drawn:
+    def _compute(self, chunk: Chunk, masks: Masks | None) -> Drawn:
         stop = chunk.start + len(chunk.tokens)
         adapter = self.memory.read(chunk.adapter)
         history = [self._read(chunk, position, adapter) for position in range(stop)]
@@ -233,7 +250,7 @@ class FakeRunner:
         draw = chunk.draw
         if history != [*draw.prompt, *draw.output] or draw.position != len(draw.output):
             raise Corrupted("what was computed is not what is known")
-        token = next_token(history, adapter, draw.seed, draw.barred)
+        token = next_token(history, adapter, draw.seed, _barred(chunk, masks))
         wanted = None if draw.logprobs is None else logprob(token)
         return Drawn(token, wanted, prompt)
 
@@ -243,6 +260,19 @@ class FakeRunner:
         if cell is None or (cell.position, cell.adapter) != (position, adapter):
             raise Corrupted(f"position {position} of sequence {chunk.sequence} holds {cell}")
         return cell.token
+
+
+def _barred(chunk: Chunk, masks: Masks | None) -> Sequence[int]:
+    """Tokens the draw of a chunk may not take. Its mask has the barred ones in it."""
+    assert chunk.draw is not None
+    if not chunk.draw.masked:
+        return chunk.draw.barred
+    if masks is None:
+        raise Corrupted("a masked pass is computed before it drew")
+    row = masks.rows.get(chunk.sequence)
+    if row is None:
+        return ()  # it ended meanwhile
+    return [token for token in range(VOCAB) if not may(masks.bits[row], token)]
 
 
 def _as_of_now(chunk: Chunk) -> Chunk:
@@ -272,6 +302,7 @@ def build(
     eos: frozenset[int] = frozenset({EOS}),
     store: bool = True,
     ahead: bool = False,
+    grammars: FakeGrammars | None = None,
 ) -> Parts:
     memory, host = FakeMemory(), FakeHost()
     runner = FakeRunner(page_tokens, memory, delayed=ahead)
@@ -285,5 +316,6 @@ def build(
         eos=eos,
         adapters=host if store else None,
         ahead=ahead,
+        grammars=grammars,
     )
     return Parts(runner, memory, host, built)

@@ -322,3 +322,15 @@ def test_sample():
     kernel = compile_kernel(_peaks_kernel, signature, constants, warps=8, aligned=sizes)
     check(kernel, registers=128)
     assert_waits_before_all_but(kernel, loads=0)
+
+
+def test_mask_tokens():
+    from kernels.mask_tokens import _mask_tokens_kernel
+
+    sizes = ("V", "W", "stride_b")
+    signature = {"logits_ptr": "*fp32", "rows_ptr": "*i32", "bits_ptr": "*i32"}
+    signature |= dict.fromkeys(sizes, "i32")
+    constants = {"BLOCK": 4096, "CHAINED": True}
+    kernel = compile_kernel(_mask_tokens_kernel, signature, constants, warps=4, aligned=sizes)
+    check(kernel, registers=64)
+    assert_waits_before_all_but(kernel, loads=0)

@@ -1,0 +1,115 @@
+"""Grammars by way of llguidance: compiled once, forked for each sequence.
+
+Masks of a pass are made together, over some threads of the library's own and without the
+interpreter's lock, so they cost the loop only what the pass itself does not hide. Torch-free.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+from engine.errors import GrammarInvalid
+from engine.grammar import limits
+from engine.matcher import Matcher, Turn
+from engine.step import Masks
+
+KEPT = 256  # grammars
+
+
+class GrammarMatcher:
+    """A Matcher."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+    @property
+    def complete(self) -> bool:
+        return self.inner.is_stopped() and not self.inner.is_error()
+
+    @property
+    def fault(self) -> str:
+        return self.inner.get_error() if self.inner.is_error() else ""
+
+    def take(self, token: int) -> None:
+        self.inner.consume_token(token)
+
+    def fork(self) -> "GrammarMatcher":
+        return GrammarMatcher(self.inner.deep_copy())
+
+
+class LlGrammars:
+    """Grammars over one tokenizer. ``compile`` and ``masks`` are called by one thread."""
+
+    def __init__(
+        self, tokenizer: Path, *, vocab_size: int, eos: Sequence[int], threads: int
+    ) -> None:
+        """``tokenizer``: a tokenizer.json; it is read in the background."""
+        self._words = -(-vocab_size // 32)
+        self._executor = LLExecutor(threads)
+        self._masking = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._compiling = ThreadPoolExecutor(2, thread_name_prefix="grammars")
+        self._kept: OrderedDict[str, Future[Matcher]] = OrderedDict()
+
+        def read() -> LLTokenizer:
+            text = tokenizer.read_text("utf-8")
+            return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos) or None)
+
+        self._tokenizer = self._compiling.submit(read)
+
+    def compile(self, grammar: str) -> Future[Matcher]:
+        kept = self._kept.get(grammar)
+        if kept is None:
+            kept = self._kept[grammar] = self._compiling.submit(self._compile, grammar)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        return kept
+
+    def masks(self, turns: Sequence[Turn]) -> Future[Masks]:
+        return self._masking.submit(self._masks, turns)
+
+    def _compile(self, grammar: str) -> Matcher:
+        try:
+            tokenizer = self._tokenizer.result()
+        except Exception as error:  # the library raises nothing more special
+            raise GrammarInvalid(f"the model's tokenizer cannot be used: {error}") from error
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+        if matcher.is_error():
+            raise GrammarInvalid(matcher.get_error()[:500])
+        matcher.unsafe_compute_mask_ptr(*_address(np.empty(self._words, np.int32)))
+        return GrammarMatcher(matcher)  # forks know what the first mask took to find out
+
+    def _masks(self, turns: Sequence[Turn]) -> Masks:
+        bits = np.zeros((len(turns), self._words), dtype=np.int32)
+        matchers = [(_inner(turn.matcher), row) for row, turn in enumerate(turns)]
+        pointer, size = _address(bits)
+        self._executor.unsafe_compute_mask_ptr(matchers, pointer, size // len(turns), len(turns))
+        for row, turn in enumerate(turns):
+            if turn.barred:
+                _bar(bits[row], turn.barred)
+        return Masks({turn.sequence: row for row, turn in enumerate(turns)}, bits)
+
+
+def _inner(matcher: Matcher) -> LLMatcher:
+    assert isinstance(matcher, GrammarMatcher)
+    return matcher.inner
+
+
+def _address(bits: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> tuple[int, int]:
+    return bits.ctypes.data, bits.nbytes
+
+
+def _bar(row: np.ndarray[tuple[int], np.dtype[np.int32]], barred: tuple[int, ...]) -> None:
+    """What the grammar leaves, without these; where nothing is left, the grammar alone counts."""
+    left = row.copy()
+    for token in barred:
+        if token < 32 * len(left):
+            left.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+    if left.any():
+        row[:] = left

@@ -1,0 +1,136 @@
+"""llguidance behind the engine's own words: masks, forks, ends and faults."""
+
+import json
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+
+from engine.errors import GrammarInvalid
+from engine.grammars import GrammarMatcher, LlGrammars
+from engine.matcher import Turn
+from tests.engine.vocabulary import EOS, write_tokenizer
+
+VOCAB = 700  # more than the tokenizer has: what a padded head computes is never allowed
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(path):
+    return Tokenizer.from_file(str(path))
+
+
+@pytest.fixture(scope="module")
+def grammars(path, tokenizer):
+    eos = [tokenizer.token_to_id(EOS), tokenizer.token_to_id("<|endoftext|>")]
+    return LlGrammars(path, vocab_size=VOCAB, eos=eos, threads=2)
+
+
+@pytest.fixture
+def start(grammars):
+    def start(grammar: str) -> GrammarMatcher:
+        return grammars.compile(grammar).result(WAIT_S).fork()
+
+    return start
+
+
+def schema(value: object) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(value))
+
+
+def allowed(grammars, *matchers, barred=()):
+    turns = [Turn(number, matcher, barred) for number, matcher in enumerate(matchers)]
+    masks = grammars.masks(turns).result(WAIT_S)
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+    return [set(bits[masks.rows[n]].nonzero()[0].tolist()) for n in range(len(matchers))]
+
+
+def feed(grammars, matcher, tokens):
+    for token in tokens:
+        assert token in allowed(grammars, matcher)[0]
+        matcher.take(token)
+    assert matcher.fault == ""
+
+
+def test_a_text_of_the_grammar_is_allowed_token_by_token_and_then_complete(
+    grammars, start, tokenizer
+):
+    matcher = start(schema({"type": "object", "properties": {"name": {"type": "string"}},
+                            "required": ["name"], "additionalProperties": False}))  # fmt: skip
+    text = '{"name": "Zürich 東京"}'
+    tokens = tokenizer.encode(text).ids
+    feed(grammars, matcher, tokens[:-1])
+    assert not matcher.complete
+    feed(grammars, matcher, tokens[-1:])
+    assert matcher.complete
+
+
+def test_masks_hold_no_token_that_the_tokenizer_lacks(grammars, start, tokenizer):
+    (may,) = allowed(grammars, start(LLMatcher.grammar_from_regex("(.|\n)*")))
+    assert len(may) > 300
+    assert max(may) < tokenizer.get_vocab_size()
+    assert tokenizer.token_to_id("<|im_start|>") not in may
+
+
+def test_every_end_of_sequence_token_may_end_it(grammars, start, tokenizer):
+    ends = {tokenizer.token_to_id(EOS), tokenizer.token_to_id("<|endoftext|>")}
+    matcher = start(LLMatcher.grammar_from_regex("ab?"))
+    assert not ends & allowed(grammars, matcher)[0]
+    matcher.take(tokenizer.token_to_id("a"))
+    assert ends <= allowed(grammars, matcher)[0]
+    matcher.take(tokenizer.token_to_id(EOS))
+    assert matcher.complete
+
+
+def test_masks_of_a_pass_are_each_their_own(grammars, start, tokenizer):
+    one, other = start(LLMatcher.grammar_from_regex("a")), start(LLMatcher.grammar_from_regex("b"))
+    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
+    assert allowed(grammars, one, other, one.fork()) == [{a}, {b}, {a}]
+
+
+def test_forks_go_their_own_ways(grammars, start, tokenizer):
+    matcher = start(LLMatcher.grammar_from_regex("ab"))
+    other = matcher.fork()
+    matcher.take(tokenizer.token_to_id("a"))
+    assert tokenizer.token_to_id("a") in allowed(grammars, other)[0]
+    assert tokenizer.token_to_id("a") not in allowed(grammars, matcher)[0]
+
+
+def test_barred_tokens_are_left_out_unless_nothing_else_is_left(grammars, start, tokenizer):
+    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
+    either = start(LLMatcher.grammar_from_regex("a|b"))
+    assert allowed(grammars, either, barred=(a, 699))[0] == {b}
+    assert allowed(grammars, start(LLMatcher.grammar_from_regex("a")), barred=(a,))[0] == {a}
+    for token in (31, 32, 63):  # a word's highest bit, and its neighbours
+        free = start(LLMatcher.grammar_from_regex("(.|\n)*"))
+        assert allowed(grammars, free)[0] - allowed(grammars, free, barred=(token,))[0] == {token}
+
+
+def test_what_is_no_grammar_is_said_so(grammars):
+    for text in ("start: nobody", '{"grammars": [{"json_schema": {"type": "strange"}}]}', ""):
+        with pytest.raises(GrammarInvalid):
+            grammars.compile(text).result(WAIT_S)
+
+
+def test_a_token_that_does_not_fit_is_a_fault(start, tokenizer):
+    matcher = start(LLMatcher.grammar_from_regex("a"))
+    matcher.take(tokenizer.token_to_id("b"))
+    assert matcher.fault
+    assert not matcher.complete
+
+
+def test_a_grammar_is_compiled_once(grammars):
+    assert grammars.compile("start: /x/") is grammars.compile("start: /x/")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said_so(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    broken = LlGrammars(tmp_path / "tokenizer.json", vocab_size=10, eos=[1], threads=1)
+    with pytest.raises(GrammarInvalid, match="tokenizer"):
+        broken.compile("start: /x/").result(WAIT_S)
