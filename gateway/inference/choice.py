@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Finish, Output, TokenLogprobs, Usage
 from gateway.inference.detokenize import Detokenizer
-from gateway.inference.logprobs import LOWEST, TokenChance
+from gateway.inference.logprobs import TokenChance, finite
 from gateway.inference.stop import StopSearch, StopStrings
 from gateway.inference.tokenizer import Tokenizer
 
@@ -104,7 +104,7 @@ class Choice:
             text = self._detokenizer.feed((token,))
             if logprobs is not None:
                 self._chances.append(TokenChance(token, self._decoded, logprobs[position]))
-                self._logprob += max(logprobs[position].logprob, LOWEST)
+                self._logprob += finite(logprobs[position].logprob)
             self._received += 1
             self._decoded += len(text)
             if self._search is None or self._received <= self._min_tokens:

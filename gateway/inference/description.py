@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.inference.options import MOST_CHOICES, MOST_STOPS
+from gateway.inference.sampling import REPETITION
 from gateway.inference.support import IGNORED, REFUSED
 from gateway.inference.tier import TIERS
 from gateway.inference.wire import MOST_ALTERNATIVES
@@ -33,7 +34,7 @@ SHARED: dict[str, Schema] = {
     "min_p": number(0, 1, 0),
     "presence_penalty": number(-2, 2, 0),
     "frequency_penalty": number(-2, 2, 0),
-    "repetition_penalty": number(0, 10, 1),
+    "repetition_penalty": number(*REPETITION, 1),
     "seed": {"type": "integer", "format": "int64"},
     "max_tokens": integer(0),
     "min_tokens": integer(0),

@@ -10,6 +10,11 @@ from gateway.inference.tokenizer import Tokenizer
 LOWEST = -9999.0  # JSON has no infinity
 
 
+def finite(logprob: float) -> float:
+    """As JSON can say it, whatever the engine found."""
+    return logprob if logprob > LOWEST else LOWEST
+
+
 @dataclass(frozen=True, slots=True)
 class TokenChance:
     """One token of the answer, and how likely it and its alternatives were."""
@@ -34,7 +39,7 @@ class Speller:
 
     def spelled(self, token: int, logprob: float) -> dict[str, Any]:
         raw = list(self._tokenizer.spelling_of(token))
-        return {"token": self.name(token), "logprob": max(logprob, LOWEST), "bytes": raw}
+        return {"token": self.name(token), "logprob": finite(logprob), "bytes": raw}
 
 
 def chat_logprobs(chances: Sequence[TokenChance], speller: Speller) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def completion_logprobs(
     return {
         "tokens": [speller.name(item.token) for item in chances],
         "token_logprobs": [
-            max(item.chance.logprob, LOWEST) if item.chance else None for item in chances
+            finite(item.chance.logprob) if item.chance else None for item in chances
         ],
         "top_logprobs": [_alternatives(item, speller) for item in chances]
         if alternatives
@@ -70,5 +75,5 @@ def _alternatives(item: TokenChance, speller: Speller) -> dict[str, float] | Non
         return None
     found: dict[str, float] = {}
     for token, value in (*item.chance.top, (item.token, item.chance.logprob)):
-        found.setdefault(speller.name(token), max(value, LOWEST))
+        found.setdefault(speller.name(token), finite(value))
     return found

@@ -1,7 +1,8 @@
 """How a client wants tokens chosen.
 
-A ``top_p`` of 0 means greedy; ``seed`` is any 64-bit integer. ``top_k``, ``min_p``,
-``repetition_penalty`` and ``min_tokens`` are vLLM's.
+A ``top_p`` of 0 means greedy, and so does a temperature so small that logits divided by it would
+overflow; ``seed`` is any 64-bit integer. ``top_k``, ``min_p``, ``repetition_penalty`` and
+``min_tokens`` are vLLM's.
 """
 
 from engine.protocol import Sampling
@@ -9,17 +10,16 @@ from gateway.errors import InvalidRequest
 from gateway.inference.fields import MOST_TOKEN_ID, Fields, out_of_range
 
 MOST_BIASES = 1024
+LEAST_TEMPERATURE = 1e-5
+REPETITION = (0.01, 10)  # smaller ones make logits overflow
 
 
 def read_sampling(fields: Fields) -> Sampling:
     """Raises InvalidRequest."""
     temperature = fields.number("temperature", 0, 2, default=1)
     top_p = fields.number("top_p", 0, 1, default=1)
-    if top_p == 0:
+    if top_p == 0 or temperature < LEAST_TEMPERATURE:
         temperature, top_p = 0.0, 1.0
-    repetition = fields.number("repetition_penalty", 0, 10, default=1)
-    if repetition == 0:
-        raise out_of_range(0, "greater than 0", "repetition_penalty")
     return Sampling(
         temperature=temperature,
         top_p=top_p,
@@ -28,7 +28,7 @@ def read_sampling(fields: Fields) -> Sampling:
         seed=fields.integer("seed"),
         presence_penalty=fields.number("presence_penalty", -2, 2, default=0),
         frequency_penalty=fields.number("frequency_penalty", -2, 2, default=0),
-        repetition_penalty=repetition,
+        repetition_penalty=fields.number("repetition_penalty", *REPETITION, default=1),
         logit_bias=_logit_bias(fields),
         min_tokens=fields.integer("min_tokens", 0, MOST_TOKEN_ID) or 0,
     )
