@@ -30,7 +30,7 @@ test: .venv/dev-ready ## run every test that needs no GPU
 	exit $$status
 
 check: lint ## format, lint, types, imports and unit tests: before every commit
-	$(BIN)/python -m pytest -q $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine
+	$(BIN)/python -m pytest -q $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine tests/deploy
 
 lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/ruff format --check .

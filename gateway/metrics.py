@@ -23,6 +23,10 @@ class Metrics:
             f"{PREFIX}_answers", "Answers by route and status.", ["route", "status"],
             registry=registry,
         )  # fmt: skip
+        self._broken = Counter(
+            f"{PREFIX}_broken_answers", "Answers that had begun when a failure ended them.",
+            registry=registry,
+        )  # fmt: skip
         self._outcomes = Counter(
             f"{PREFIX}_requests", "Admitted requests by how they ended.", ["endpoint", "outcome"],
             registry=registry,
@@ -58,8 +62,11 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def count_answer(self, route: str, status: int) -> None:
+    def count_answer(self, route: str, status: int, *, broken: bool = False) -> None:
+        """Broken: the status had gone out before the failure."""
         self._answers.labels(route, str(status)).inc()
+        if broken:
+            self._broken.inc()
 
     def count_tokens(
         self, project: str, model: str, *, prompt: int, cached: int, completion: int

@@ -196,6 +196,8 @@ async def test_an_engine_that_fails_one_request_mid_stream_says_so(tmp_path):
         assert error["error"]["code"] == "engine_failed"
         assert server.recorder.ended[0].outcome is Outcome.FAILED
         assert server.recorder.ended[0].completion_tokens == 2
+        # Its status had gone out, so no alert on statuses would see it.
+        await until(lambda: b"broken_answers_total 1.0" in server.metrics.text())
 
 
 async def test_a_request_that_takes_too_long_is_ended(tmp_path, monkeypatch):
