@@ -38,6 +38,7 @@ from gateway.http import Asgi, Receive, Scope, Send
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
 from gateway.inference.gate import Gate
+from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
 from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
@@ -155,6 +156,8 @@ class Application:
                 residents=residents,
             )
             prompts = Prompts(tokenizer, template, threads)
+            grammars = GrammarCheck()
+            stack.callback(grammars.close)
             deadline_ms = int(settings.request_timeout_s * 1000)
             routes = Routes(
                 services,
@@ -162,6 +165,7 @@ class Application:
                     snapshot,
                     prompts,
                     self._fleet,
+                    grammars=grammars,
                     deadline_ms=deadline_ms,
                     priority_tier=settings.priority_tier,
                 ),

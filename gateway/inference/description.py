@@ -26,6 +26,14 @@ def strings(most: int) -> Schema:
 
 
 FLAG: Schema = {"type": "boolean", "default": False}
+FORMATS = ("text", "json_object", "json_schema")
+STRUCTURES: dict[str, Schema] = {  # what an answer must match
+    "json": {"type": "object", "description": "A JSON schema."},
+    "regex": {"type": "string"},
+    "choice": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    "grammar": {"type": "string", "description": "In Lark's notation, or GBNF."},
+    "json_object": FLAG,
+}
 SHARED: dict[str, Schema] = {
     "model": {"type": "string", "description": "The base, or an adapter of your project."},
     "temperature": number(0, 2, 1),
@@ -48,6 +56,9 @@ SHARED: dict[str, Schema] = {
     "truncate_prompt_tokens": integer(-1),
     "service_tier": {"type": "string", "enum": list(TIERS)},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100, 0)},
+    "response_format": {"type": "object", "properties": {"type": {"enum": list(FORMATS)}}},
+    "structured_outputs": {"type": "object", "properties": STRUCTURES},
+    **{f"guided_{name}": shape for name, shape in STRUCTURES.items()},
     "stream": FLAG,
     "stream_options": {"type": "object", "properties": {"include_usage": FLAG}},
 }

@@ -1,6 +1,7 @@
 """A parsed body to an Order: fields checked, name resolved, words turned into tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gateway.catalog.target import Target
@@ -8,9 +9,11 @@ from gateway.errors import InvalidRequest
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
+from gateway.inference.grammars import Grammar, GrammarCheck
 from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
+from gateway.inference.structure import Structure
 from gateway.inference.tier import Tier
 from gateway.inference.wire import read_chat, read_completion
 
@@ -30,6 +33,7 @@ class Intake:
         prompts: Prompts,
         fleet: Fleet,
         *,
+        grammars: GrammarCheck,
         deadline_ms: int,
         priority_tier: bool = False,
     ) -> None:
@@ -37,6 +41,7 @@ class Intake:
         self._names = names
         self._prompts = prompts
         self._fleet = fleet
+        self._grammars = grammars
         self._deadline_ms = deadline_ms
         self._priority_tier = priority_tier
 
@@ -46,7 +51,13 @@ class Intake:
         tokens = await self._prompts.of_chat(asked.messages, asked.rendering)
         tokens = self._kept(tokens, asked.options)
         return self._order(
-            request_id, principal, target, options=asked.options, prompts=[tokens], param="messages"
+            request_id,
+            principal,
+            target,
+            options=asked.options,
+            prompts=[tokens],
+            grammar=await self._followed(asked.options.structure),
+            param="messages",
         )
 
     async def completion(self, body: Object, principal: Principal, request_id: str) -> Order:
@@ -74,6 +85,7 @@ class Intake:
             options=asked.options,
             prompts=prompts,
             echoes=echoes,
+            grammar=await self._followed(asked.options.structure),
             param="prompt",
         )
 
@@ -86,9 +98,12 @@ class Intake:
         options: Options,
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str] = (),
+        grammar: Grammar | None,
         param: str,
     ) -> Order:
         self._require_known(options)
+        if grammar is not None and grammar.ignored:
+            options = replace(options, ignored=(*options.ignored, *grammar.ignored))
         longest = max(map(len, prompts))
         tier = self._served(options.tier)
         return Order(
@@ -101,8 +116,12 @@ class Intake:
             deadline_ms=self._deadline_ms,
             tier=tier,
             priority=tier.priority if tier else 0,
+            grammar=None if grammar is None else grammar.text,
             echoes=echoes,
         )
+
+    async def _followed(self, structure: Structure | None) -> Grammar | None:
+        return None if structure is None else await self._grammars.require(structure)
 
     def _kept(self, tokens: list[int], options: Options) -> list[int]:
         """The end of a prompt, where the client would rather lose its beginning."""

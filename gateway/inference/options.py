@@ -11,6 +11,7 @@ from engine.protocol import Sampling
 from gateway.errors import InvalidRequest
 from gateway.inference.fields import Fields, checked_text, missing, out_of_range, wrong_type
 from gateway.inference.sampling import read_sampling
+from gateway.inference.structure import Structure, read_structure
 from gateway.inference.support import refuse_unsupported
 from gateway.inference.tier import TIERS, Tier
 
@@ -40,6 +41,7 @@ class Options:
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...]  # names for x-ignored-params
+    structure: Structure | None = None  # what every choice must match
     tier: Tier | None = None  # as asked for; None: the client named none
     customer: str = ""  # whom it is for, of the tenant's own customers
     tags: tuple[str, ...] = ()  # name=value
@@ -79,6 +81,7 @@ def read_options(
         logprobs=logprobs,
         stream=stream,
         include_usage=include_usage,
+        structure=read_structure(fields),
         tier=_tier(fields),
         customer=_customer(fields),
         tags=_tags(fields),

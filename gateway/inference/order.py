@@ -27,6 +27,7 @@ class Order:
     token_limit: int | None = None  # the smallest limit of tokens that holds for it
     tier: Tier | None = None  # as it is served; None: the client named none
     priority: int = 0  # larger goes first
+    grammar: str | None = None  # what every choice must match, as engines read it
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
 
     @property
@@ -115,5 +116,6 @@ class Order:
             prompt_logprobs=options.logprobs if self.echoes else None,
             granted=granted,
             deadline_ms=self.deadline_ms,
+            grammar=self.grammar,
             priority=self.priority,
         )

@@ -20,9 +20,8 @@ IGNORED = frozenset({
 })  # fmt: skip
 # Would change the answer, so that leaving it out silently would be wrong.
 REFUSED = (
-    "tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio",
+    "tools", "functions", "tool_choice", "function_call", "modalities", "audio",
     "web_search_options", "moderation", "suffix", "use_beam_search",
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "prompt_logprobs", "allowed_token_ids", "bad_words", "chat_template", "documents",
     "add_special_tokens", "echo", "logits_processors", "mm_processor_kwargs", "return_token_ids",
     "vllm_xargs",
@@ -35,7 +34,6 @@ HARMLESS: dict[str, Sequence[Any]] = {
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
     "use_beam_search": (False,),

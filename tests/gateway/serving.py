@@ -23,6 +23,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.identity.principal import Principal
 from gateway.inference.gate import Gate
+from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
 from gateway.inference.prompt import Prompts
 from gateway.inference.routes import Routes
@@ -223,9 +224,11 @@ async def serving(
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
     )  # fmt: skip
+    grammars = GrammarCheck()
     intake = Intake(
-        snapshot, prompts, fleet, deadline_ms=int(timeout_s * 1000), priority_tier=priority_tier
-    )
+        snapshot, prompts, fleet, grammars=grammars, deadline_ms=int(timeout_s * 1000),
+        priority_tier=priority_tier,
+    )  # fmt: skip
     rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)
     tokenization = Tokenization(snapshot, prompts, fleet)
     routes = Routes(
@@ -243,6 +246,7 @@ async def serving(
         for fake in fakes:
             await fake.__aexit__(None, None, None)
         threads.shutdown()
+        grammars.close()
 
 
 async def _stop_at_once(listener: Listener, task: asyncio.Task[None]) -> None:

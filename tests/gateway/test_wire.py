@@ -102,7 +102,6 @@ def refused(read, body):
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     ],

@@ -1,0 +1,175 @@
+"""Whether engines can follow a grammar, found out before anything is reserved for the request.
+
+Compiling is bounded in size and steps (``engine.grammar``) and happens in threads beside the event
+loop. What was found out is remembered. Where a JSON schema is at fault, the answer names the
+smallest part of it that is.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from engine.grammar import MOST_CHARS, limits
+from gateway.errors import InvalidRequest, Unavailable
+from gateway.inference.schema import DEFINITIONS, JsonSchema, Schema, parts
+from gateway.inference.structure import Notation, Structure
+
+THREADS = 2
+KEPT = 1024  # findings
+WAITING = 64  # checks under way or waiting for a thread
+SECONDS = 5.0  # a client waits for a check; what we know of takes tens of milliseconds
+PROBED = 200  # parts of a schema looked at to find the one at fault
+_KEYWORD = re.compile(r'"([^"]+)"|^(oneOf)\b')
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A structure that engines can follow."""
+
+    text: str  # in llguidance's notation
+    ignored: tuple[str, ...] = ()  # what it leaves out of what was asked
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Why there is none."""
+
+    message: str
+    at: str = ""  # the part, as a path from the structure's field
+
+
+class GrammarCheck:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._compiler = Compiler()
+        self._found: OrderedDict[tuple[Notation, str], asyncio.Future[Grammar | Flaw]]
+        self._found = OrderedDict()
+        self._waiting = 0
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def require(self, structure: Structure) -> Grammar:
+        """Raises InvalidRequest with the path of what is at fault, or Unavailable."""
+        try:
+            found = await asyncio.wait_for(asyncio.shield(self._find(structure)), SECONDS)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"{structure.path} takes more than {SECONDS:g} s to compile; simplify it.",
+                param=structure.path,
+            ) from None
+        if isinstance(found, Flaw):
+            path = f"{structure.path}{found.at}"
+            raise InvalidRequest(f"{path} cannot be followed: {found.message}.", param=path)
+        left_out = (f"{structure.path}:{keyword}" for keyword in found.ignored)
+        return Grammar(found.text, (*structure.ignored, *left_out))
+
+    def _find(self, structure: Structure) -> asyncio.Future[Grammar | Flaw]:
+        key = (structure.notation, structure.source)
+        found = self._found.get(key)
+        if found is None:
+            if self._waiting >= WAITING:
+                raise Unavailable("Too many grammars are being compiled.", retry_after=1.0)
+            self._waiting += 1
+            loop = asyncio.get_running_loop()
+            found = loop.run_in_executor(self._threads, self._compiler.compile, structure)
+            found.add_done_callback(self._done)
+            self._found[key] = found
+            if len(self._found) > KEPT:
+                self._found.popitem(last=False)
+        self._found.move_to_end(key)
+        return found
+
+    def _done(self, found: asyncio.Future[Grammar | Flaw]) -> None:
+        self._waiting -= 1
+
+
+class Compiler:
+    """Compiles to see whether it works. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+
+    def compile(self, structure: Structure) -> Grammar | Flaw:
+        try:
+            text = _written(structure)
+        except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
+            return Flaw(_line(str(error)))
+        if len(text) > MOST_CHARS:
+            return Flaw(f"it has {len(text)} characters; {MOST_CHARS} are the most")
+        matcher = self._matcher(text)
+        if matcher.is_error():
+            message = _line(matcher.get_error())
+            if structure.schema is None:
+                return Flaw(message)
+            return self._locate(structure.schema, structure.lenient, message)
+        return Grammar(text, tuple(_left_out(matcher)))
+
+    def _matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=limits())
+
+    def _locate(self, schema: JsonSchema, lenient: bool, message: str) -> Flaw:
+        """Walk down as long as some part has a fault of its own."""
+        shared = {key: schema.schema[key] for key in DEFINITIONS if key in schema.schema}
+        part, at, left = schema.schema, "", PROBED
+        while True:
+            for path, inner in parts(part):
+                left -= 1
+                if left < 0:
+                    return Flaw(message, at)
+                if fault := self._fault(inner, shared, lenient):
+                    part, at, message = inner, at + path, fault
+                    break
+            else:
+                return Flaw(message, at)
+
+    def _fault(self, part: Schema, shared: Mapping[str, object], lenient: bool) -> str:
+        alone = JsonSchema({**shared, **part}, ()).text(lenient=lenient)
+        matcher = self._matcher(LLMatcher.grammar_from_json_schema(alone))
+        return _line(matcher.get_error()) if matcher.is_error() else ""
+
+
+class _Bytes:
+    """A vocabulary of single bytes: whether a grammar is one does not depend on the model's."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+
+    def __init__(self) -> None:
+        self.tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _written(structure: Structure) -> str:
+    """In llguidance's notation."""
+    source = structure.source
+    match structure.notation:
+        case Notation.SCHEMA:
+            return LLMatcher.grammar_from_json_schema(source)
+        case Notation.REGEX:
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source)}/")
+        case Notation.LARK:
+            return LLMatcher.grammar_from_lark(source)
+        case Notation.GRAMMAR:
+            return LLMatcher.grammar_from_lark(any_to_lark(source))
+
+
+def _left_out(matcher: LLMatcher) -> list[str]:
+    """Keywords that a lenient schema has for nothing."""
+    warnings = matcher.get_grammar_warnings()
+    return [found[1] or found[2] for warning in warnings for found in _KEYWORD.finditer(warning)]
+
+
+def _line(message: str) -> str:
+    return " ".join(message.split())[:500].rstrip(".")

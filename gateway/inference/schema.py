@@ -1,0 +1,120 @@
+"""A JSON schema as a client wrote it, made ready to be compiled.
+
+Formats that nobody defined are annotations by the standard, so they are left out, and named to the
+client; so are keywords that say nothing. How text between tokens may look is ours to say: white
+space is bounded, for a model must not be able to go on with it for ever. Whether the rest can be
+enforced is the compiler's to find out; ``parts`` helps to say where it cannot.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import orjson
+
+from gateway.errors import InvalidRequest, InvalidType
+
+Schema = Mapping[str, Any]
+
+MOST_BYTES = 1 << 17
+MOST_DEPTH = 64
+WHITE_SPACE = r"\n?[ \t]{0,40}"  # between tokens, where any is allowed
+OPTIONS = "x-guidance"  # the compiler's own keyword
+FORMATS = frozenset({
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
+})  # fmt: skip
+DEFINITIONS = ("$defs", "definitions", "$schema", "$id")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SINGLE = (
+    "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains",
+    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+_SAYS_NOTHING = {"uniqueItems": False, "minItems": 0, "minLength": 0, "minProperties": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    schema: Schema
+    ignored: tuple[str, ...]  # paths of what was left out
+
+    @classmethod
+    def read(cls, value: Any, path: str) -> "JsonSchema":
+        """Raises InvalidRequest or InvalidType."""
+        if not isinstance(value, dict):
+            raise InvalidType(f"{path} must be a JSON schema, an object.", param=path)
+        ignored: list[str] = []
+        schema = _cleaned(value, path, 0, ignored)
+        size = len(orjson.dumps(schema))
+        if size > MOST_BYTES:
+            raise InvalidRequest(
+                f"{path} has {size} bytes; a schema may have {MOST_BYTES}.", param=path
+            )
+        return cls(schema, tuple(ignored))
+
+    def text(self, *, lenient: bool, white_space: str | None = None) -> str:
+        """For the compiler. ``lenient``: what cannot be enforced is left out, with a warning.
+
+        ``white_space``: a pattern for it; None takes ours.
+        """
+        space = WHITE_SPACE if white_space is None else white_space
+        options = {"whitespace_pattern": space, "lenient": lenient}
+        return orjson.dumps({**self.schema, OPTIONS: options}).decode()
+
+
+ANY_OBJECT = JsonSchema({"type": "object"}, ())
+
+
+def parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Schemas directly inside a schema, with their paths from it."""
+    for key in _NAMED:
+        if isinstance(named := schema.get(key), Mapping):
+            yield from ((f".{key}.{name}", part) for name, part in named.items() if _is(part))
+    for key in _LISTED:
+        if isinstance(listed := schema.get(key), list):
+            yield from ((f".{key}[{i}]", part) for i, part in enumerate(listed) if _is(part))
+    for key in _SINGLE:
+        if isinstance(part := schema.get(key), Mapping):
+            yield f".{key}", part
+
+
+def _is(value: object) -> TypeGuard[Schema]:
+    return isinstance(value, Mapping)
+
+
+def _cleaned(schema: Schema, path: str, depth: int, ignored: list[str]) -> dict[str, Any]:
+    if depth > MOST_DEPTH:
+        raise InvalidRequest(
+            f"{path[:200]} is nested more than {MOST_DEPTH} schemas deep.", param=path[:200]
+        )
+    clean = {key: value for key, value in schema.items() if not _is_empty(key, value)}
+    shape = clean.get("format")
+    if isinstance(shape, str) and shape not in FORMATS:
+        del clean["format"]
+        ignored.append(f"{path}.format")
+    for key in _NAMED:
+        if isinstance(named := clean.get(key), dict):
+            clean[key] = {
+                name: _within(part, f"{path}.{key}.{name}", depth, ignored)
+                for name, part in named.items()
+            }
+    for key in _LISTED:
+        if isinstance(listed := clean.get(key), list):
+            clean[key] = [
+                _within(part, f"{path}.{key}[{i}]", depth, ignored) for i, part in enumerate(listed)
+            ]
+    for key in _SINGLE:
+        if isinstance(clean.get(key), dict):
+            clean[key] = _within(clean[key], f"{path}.{key}", depth, ignored)
+    return clean
+
+
+def _within(part: Any, path: str, depth: int, ignored: list[str]) -> Any:
+    return _cleaned(part, path, depth + 1, ignored) if isinstance(part, dict) else part
+
+
+def _is_empty(key: str, value: Any) -> bool:
+    """Whether a keyword says nothing."""
+    if key == OPTIONS:
+        return True
+    return key in _SAYS_NOTHING and value is not True and value == _SAYS_NOTHING[key]

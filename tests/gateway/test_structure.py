@@ -1,0 +1,278 @@
+"""What an answer must match: read from every field that says so, and checked before all else."""
+
+import asyncio
+import json
+
+import pytest
+
+from engine.protocol import RefusalCode
+from gateway.errors import InvalidRequest, Unavailable
+from gateway.inference import grammars as module
+from gateway.inference.fields import Fields
+from gateway.inference.grammars import GrammarCheck
+from gateway.inference.schema import MOST_BYTES, MOST_DEPTH
+from gateway.inference.structure import Notation, Structure, read_structure
+from gateway.inference.wire import read_chat, read_completion
+from tests.gateway.serving import BASE, ask, post, serving
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def named(schema, **more):
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, **more}}
+
+
+def read(**body):
+    return read_structure(Fields(body))
+
+
+@pytest.fixture
+def check():
+    check = GrammarCheck()
+    yield check
+    check.close()
+
+
+async def refusal(check, **body):
+    with pytest.raises(InvalidRequest) as caught:
+        await check.require(read(**body))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"response_format": "json"}, "response_format", "invalid_type"),
+        ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.type",
+         "unsupported_parameter"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema",
+         "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+         "response_format.json_schema.name", "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+         "response_format.json_schema.name", "invalid_value"),
+        ({"response_format": named([])}, "response_format.json_schema.schema", "invalid_type"),
+        ({"response_format": named({}, strict="yes")}, "response_format.json_schema.strict",
+         "invalid_type"),
+        ({"guided_regex": 3}, "guided_regex", "invalid_type"),
+        ({"guided_choice": "a"}, "guided_choice", "invalid_type"),
+        ({"guided_choice": []}, "guided_choice", "invalid_value"),
+        ({"guided_choice": ["a", 1]}, "guided_choice[1]", "invalid_type"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "invalid_value"),
+        ({"guided_json": "{"}, "guided_json", "invalid_value"),
+        ({"guided_json": 3}, "guided_json", "invalid_type"),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag",
+         "unsupported_parameter"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice",
+         "invalid_value"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "invalid_value"),
+        ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice",
+         "invalid_value"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named(body, param, code):
+    with pytest.raises(InvalidRequest) as caught:
+        read(**body)
+    assert (caught.value.param, caught.value.detail_code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+        {"guided_json": None, "guided_regex": None, "structured_outputs": None},
+        {"guided_json_object": False},
+        {"guided_decoding_backend": "xgrammar"},
+    ],
+)
+def test_nothing_asked_is_nothing_held(body):
+    fields = Fields(body)
+    assert read_structure(fields) is None
+    assert not fields.unread
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "notation"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format", Notation.SCHEMA),
+        ({"response_format": named(PERSON, strict=True, description="One.")},
+         "response_format.json_schema.schema", Notation.SCHEMA),
+        ({"guided_json": PERSON}, "guided_json", Notation.SCHEMA),
+        ({"guided_json": json.dumps(PERSON)}, "guided_json", Notation.SCHEMA),
+        ({"guided_json_object": True}, "guided_json_object", Notation.SCHEMA),
+        ({"guided_regex": r"\d{3}/[a-z]+"}, "guided_regex", Notation.REGEX),
+        ({"guided_choice": ["yes", 'n"o\n', "vielleicht 🙂"]}, "guided_choice", Notation.LARK),
+        ({"guided_grammar": 'root ::= "a" [0-9]+'}, "guided_grammar", Notation.GRAMMAR),
+        ({"guided_grammar": 'start: "a" NUMBER\nNUMBER: /[0-9]+/'}, "guided_grammar",
+         Notation.GRAMMAR),
+        ({"structured_outputs": {"json": PERSON}}, "structured_outputs.json", Notation.SCHEMA),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", Notation.LARK),
+        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+         "structured_outputs.json_object", Notation.SCHEMA),
+    ],
+)  # fmt: skip
+async def test_every_way_to_say_it_is_understood(check, body, path, notation):
+    fields = Fields(body)
+    structure = read_structure(fields)
+    assert (structure.path, structure.notation) == (path, notation)
+    assert not fields.unread
+    grammar = await check.require(structure)
+    assert grammar.text
+    assert grammar.ignored == ()
+
+
+def test_white_space_is_bounded_unless_the_client_says_otherwise():
+    assert "{0,40}" in read(guided_json={}).source
+    assert json.loads(read(guided_json={}, guided_whitespace_pattern="x?").source) == {
+        "x-guidance": {"whitespace_pattern": "x?", "lenient": False}
+    }
+    bare = read(structured_outputs={"json": {}, "disable_any_whitespace": True})
+    assert json.loads(bare.source)["x-guidance"]["whitespace_pattern"] == ""
+
+
+def test_a_client_cannot_set_the_compilers_own_options():
+    schema = {"type": "object", "x-guidance": {"lenient": True}, "properties": {
+        "a": {"x-guidance": {"lenient": True}, "type": "string"}}}  # fmt: skip
+    structure = read(guided_json=schema)
+    assert json.loads(structure.source)["x-guidance"]["lenient"] is False
+    assert structure.schema.schema["properties"]["a"] == {"type": "string"}
+
+
+async def test_the_part_of_a_schema_at_fault_is_named(check):
+    schema = {
+        "type": "object",
+        "properties": {
+            "fine": {"$ref": "#/$defs/fine"},
+            "list": {"type": "array", "items": {"anyOf": [{"type": "null"}, {"not": {}}]}},
+        },
+        "$defs": {"fine": {"type": "string"}},
+    }
+    error = await refusal(check, response_format=named(schema, strict=True))
+    assert error.param == "response_format.json_schema.schema.properties.list.items.anyOf[1]"
+    assert "not" in error.message
+    assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        ({"guided_regex": "[a-z"}, "guided_regex", "unclosed"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
+        ({"guided_grammar": "start: nobody"}, "guided_grammar", "nobody"),
+        ({"guided_grammar": "root ::= (((("}, "guided_grammar", "line 1"),
+        ({"guided_grammar": "\\"}, "guided_grammar", ""),
+        ({"guided_json": {"type": "strange"}}, "guided_json", "strange"),
+        ({"guided_json": {"$ref": "#/$defs/nobody"}}, "guided_json", "nobody"),
+        ({"guided_json": {"$ref": "http://127.0.0.1:9/schema"}}, "guided_json", "127.0.0.1"),
+        ({"guided_json": {"properties": {"n": {"minimum": 5, "maximum": 3, "type": "integer"}},
+                          "required": ["n"], "type": "object"}},
+         "guided_json.properties.n", "minimum"),
+        ({"guided_json": {"type": "string", "pattern": "(a"}}, "guided_json", "unclosed"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_followed_is_refused_with_the_reason(check, body, param, reason):
+    error = await refusal(check, **body)
+    assert error.param == param
+    assert reason in error.message
+    assert len(error.message) < 700
+
+
+async def test_of_a_schema_that_is_not_strict_what_cannot_be_enforced_is_named(check):
+    schema = {"type": "array", "items": {"type": "string", "format": "color"}, "uniqueItems": True}
+    grammar = await check.require(read(response_format=named(schema)))
+    path = "response_format.json_schema.schema"
+    assert set(grammar.ignored) == {f"{path}.items.format", f"{path}:uniqueItems"}
+    error = await refusal(check, response_format=named(schema, strict=True))
+    assert "uniqueItems" in error.message
+
+
+async def test_keywords_that_say_nothing_are_no_obstacle(check):
+    schema = {"type": "array", "uniqueItems": False, "minItems": 0, "title": "x", "default": []}
+    assert await check.require(read(guided_json=schema))
+
+
+async def test_a_property_may_be_called_like_a_keyword(check):
+    schema = {"type": "object", "properties": {
+        "format": {"type": "string"}, "uniqueItems": {"const": False}, "not": {"type": "null"},
+        "x-guidance": {"type": "string"}}}  # fmt: skip
+    structure = read(guided_json=schema)
+    assert structure.schema.schema == schema
+    assert (await check.require(structure)).ignored == ()
+
+
+def test_sizes_are_bounded():
+    deep: dict[str, object] = {"type": "null"}
+    for _ in range(MOST_DEPTH + 1):
+        deep = {"type": "array", "items": deep}
+    large = {"enum": ["x" * MOST_BYTES]}
+    for schema, limit in ((deep, MOST_DEPTH), (large, MOST_BYTES)):
+        with pytest.raises(InvalidRequest, match=str(limit)):
+            read(guided_json=schema)
+    with pytest.raises(InvalidRequest, match="16384"):
+        read(guided_regex="a" * 20_000)
+
+
+async def test_a_schema_is_compiled_once_for_all_who_ask(check, monkeypatch):
+    compiled = []
+    compile = check._compiler.compile
+    monkeypatch.setattr(
+        check._compiler, "compile", lambda s: compiled.append(s.source) or compile(s)
+    )
+    await asyncio.gather(*(check.require(read(guided_json=PERSON)) for _ in range(5)))
+    await check.require(read(response_format=named(PERSON, strict=True)))
+    assert len(compiled) == 1
+
+
+async def test_a_slow_check_is_given_up_and_a_flood_refused(check, monkeypatch):
+    release = asyncio.Event()
+
+    async def never() -> None:
+        await release.wait()
+
+    monkeypatch.setattr(module, "SECONDS", 0.05)
+    monkeypatch.setattr(module, "WAITING", 1)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "run_in_executor", lambda *_: asyncio.ensure_future(never()))
+    with pytest.raises(InvalidRequest, match="simplify") as caught:
+        await check.require(Structure("guided_regex", Notation.REGEX, "a"))
+    assert caught.value.param == "guided_regex"
+    with pytest.raises(Unavailable):
+        await check.require(Structure("guided_regex", Notation.REGEX, "b"))
+    release.set()
+
+
+def test_completions_know_it_too():
+    body = {"model": "m", "prompt": "x", "guided_choice": ["a", "b"]}
+    assert read_completion(body).options.structure.path == "guided_choice"
+    chat = {"model": "m", "messages": HELLO, "guided_choice": ["a", "b"]}
+    assert read_chat(chat).options.structure.source == 'start: "a" | "b"'
+
+
+async def test_an_engine_gets_the_grammar_and_a_client_the_faults(tmp_path):
+    async with serving(tmp_path) as server:
+        asked = {"model": BASE, "messages": HELLO}
+        server.say("yes")
+        got = await ask(server.port, post({**asked, "response_format": named(PERSON)}))
+        assert got.status == 200
+        assert '"name": {"type": "string"}' in server.last.grammar.replace('":', '": ')
+        got = await ask(server.port, post({**asked, "guided_regex": "("}))
+        assert (got.status, got.json["error"]["param"]) == (400, "guided_regex")
+        loose = named({"type": "array", "uniqueItems": True})
+        got = await ask(server.port, post({**asked, "response_format": loose}))
+        assert got.headers["x-ignored-params"] == "response_format.json_schema.schema:uniqueItems"
+        await ask(server.port, post(asked))
+        assert server.last.grammar is None
+        server.engine.knobs.refuse = RefusalCode.INVALID
+        got = await ask(server.port, post({**asked, "guided_choice": ["a"]}))
+        assert (got.status, got.json["error"]["code"]) == (400, "invalid_value")
