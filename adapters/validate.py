@@ -18,6 +18,7 @@ from adapters.values import largest
 
 MAX_FLOAT16 = 65_504.0
 MAX_FLOAT32 = 3.4e38
+INVOKED = f"{CONFIG_FILE}: alora_invocation_tokens: activated LoRA is not served"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def validate(
     draft = Draft(directory)
     problems = draft.problems + shape_problems(draft.modules.values(), base)
     if draft.invoked:
-        problems.append(f"{CONFIG_FILE}: alora_invocation_tokens: activated LoRA is not served")
+        problems.append(INVOKED)
     warnings = list(draft.warnings)
     if draft.modules:
         value_problems, value_warnings = _check_values(draft, base)
@@ -84,6 +85,19 @@ def validate(
     manifest = draft.manifest()
     warnings += _tied_warnings(manifest, base)
     return _report(manifest, base, tuple(warnings))
+
+
+def examine(directory: Path) -> tuple[Draft, list[str], list[str]]:
+    """The adapter as far as it can be read, its problems and warnings, whatever the base is."""
+    draft = Draft(directory)
+    problems, warnings = list(draft.problems), list(draft.warnings)
+    if draft.invoked:
+        problems.append(INVOKED)
+    if draft.modules:
+        found, notes = _check_values(draft, None)
+        problems += found
+        warnings += notes
+    return draft, problems, warnings
 
 
 def shape_problems(modules: Iterable[ModuleLora], base: BaseSpec) -> list[str]:
@@ -133,7 +147,7 @@ def _letter(part: Part) -> str:
     return {Part.A: "A", Part.B: "B"}.get(part, str(part))
 
 
-def _check_values(draft: Draft, base: BaseSpec) -> tuple[list[str], list[str]]:
+def _check_values(draft: Draft, base: BaseSpec | None) -> tuple[list[str], list[str]]:
     """Problems and warnings from one pass over all values."""
     problems: list[str] = []
     broken: list[str] = []
@@ -151,7 +165,7 @@ def _check_values(draft: Draft, base: BaseSpec) -> tuple[list[str], list[str]]:
                 elif scaled > MAX_FLOAT16:
                     wide.append(module.parts[part].name)
             changes = changes or _changes(module, peaks)
-            problems += _copy_problems(file, module, base)
+            problems += _copy_problems(file, module, base) if base else ()
     problems += [f"{WEIGHTS_FILE}: NaN or infinite values in {listed(broken)}"] if broken else []
     warnings = [f"too large for float16: {listed(wide)}"] if wide else []
     if not changes:

@@ -60,6 +60,10 @@ def _tool(name: str) -> Callable[[list[str]], int]:
         from engine.bench.cli import main as bench
 
         return bench
+    if name == "inspect":
+        from engine.inspection.cli import main as inspect
+
+        return inspect
     from engine.plan import main as plan
 
     return plan

@@ -31,6 +31,7 @@ TOOLS = {
     "demo": "build the demo model",
     "bench": "measure an engine or a server",
     "plan": "what fits on a GPU, and how fast it can be",
+    "inspect": "what a checkpoint or an adapter is, and whether it will be served",
 }
 
 
