@@ -86,6 +86,13 @@ class HostCache(Generic[L]):
         """Whether it is here. Starts nothing, and is no use of it."""
         return digest in self._packed
 
+    def drop(self, digest: str) -> None:
+        """Forget it, should it be here."""
+        with self._lock:
+            packed = self._packed.pop(digest, None)
+            self._fresh.pop(digest, None)
+            self._bytes -= packed.nbytes if packed else 0
+
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 

@@ -35,6 +35,7 @@ from engine.protocol import (
     Recorded,
     RefusalCode,
     Refused,
+    Retire,
     Step,
     Submit,
     ToEngine,
@@ -261,6 +262,9 @@ class EngineClient:
 
     def prefetch(self, adapter: AdapterRef) -> None:
         self.tell(Prefetch(adapter))
+
+    def retire(self, digest: str) -> None:
+        self.tell(Retire(digest))
 
     def drain(self) -> None:
         self.tell(Drain())

@@ -44,6 +44,7 @@ from engine.protocol import (
     Recorded,
     RefusalCode,
     Refused,
+    Retire,
     Submit,
     ToGateway,
     TokenLogprobs,
@@ -72,7 +73,7 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class Heard:
     connection: int
-    message: Submit | Grant | Cancel | Prefetch | Drain | AskCounts | AskRecorded | Gone
+    message: Submit | Grant | Cancel | Prefetch | Retire | Drain | AskCounts | AskRecorded | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,8 @@ class Core(Generic[P]):
                         request.grant(granted)
                 case Prefetch(adapter):
                     self.residency.prefetch(adapter.digest)
+                case Retire(digest):
+                    self.seating.retire(digest)
                 case AskCounts(names):
                     for name in names:
                         self._say(connection, self.book.counts(connection, name))

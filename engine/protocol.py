@@ -136,6 +136,15 @@ class Prefetch(Message, frozen=True):
     adapter: AdapterRef
 
 
+class Retire(Message, frozen=True):
+    """An adapter that nobody will name again: give back what it takes once nobody uses it.
+
+    Not answered; ``Load.resident`` shows when it is gone.
+    """
+
+    digest: str
+
+
 class AskReference(Message, frozen=True):
     """What this model is by its definition, in float32. Answered by one Verdict."""
 
@@ -259,6 +268,7 @@ ToEngine = (
     | Grant
     | Cancel
     | Prefetch
+    | Retire
     | Drain
     | AskMetrics
     | AskCounts

@@ -34,6 +34,9 @@ class HostCache(Protocol[P_co]):
     def holds(self, digest: str) -> bool:
         """Whether it is in host memory."""
 
+    def drop(self, digest: str) -> None:
+        """Give back the memory it takes."""
+
 
 class AdapterMemory(Protocol[P_contra]):
     """Adapters inside the page pool. Belongs to the engine loop's thread."""
@@ -209,11 +212,18 @@ class Residency(Generic[P]):
         if not adapter.pins:
             self._rest(adapter)
 
+    def wanted(self, digest: str) -> bool:
+        """An open sequence names it."""
+        adapter = self._adapters.get(digest)
+        return adapter is not None and adapter.interest > 0
+
     def retire(self, digest: str) -> None:
         """It is not to be used again. No open sequence names it."""
         adapter = self._adapters.get(digest)
         if adapter is not None and adapter.idle:
             self._evict(adapter)
+        if self._cache is not None:
+            self._cache.drop(digest)
 
     def cheapest(self) -> Rank | None:
         for digest in self._dependants.take_bare():

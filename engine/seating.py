@@ -128,9 +128,10 @@ class Seating(Generic[P]):
             self.residency.unpin(sequence.request.digest)
 
     def retire(self, digest: str) -> None:
-        """An adapter that nobody runs is gone for good."""
-        self.prefix.purge(digest)
-        self.residency.retire(digest)
+        """An adapter is gone for good, unless somebody runs or waits for it."""
+        if not self.residency.wanted(digest):
+            self.prefix.purge(digest)
+            self.residency.retire(digest)
 
     def check(self) -> None:
         """Raise AssertionError if any page is not where it should be."""

@@ -142,7 +142,7 @@ class Application:
                 records=lambda: recorder.healthy,
                 shared_limits=lambda: not limiter.degraded,
             )
-            residents = Residents(self._fleet, lambda: snapshot.pinned)
+            residents = Residents(self._fleet, snapshot)
             services = Services(
                 gate=Gate(snapshot, open_to_this_machine=settings.open),
                 limiter=limiter,

@@ -232,6 +232,20 @@ class AdapterFailed(Unavailable):
     retryable = False
 
 
+class AdapterRetired(GatewayError):
+    """The adapter was retired, and the time its running requests had left is over."""
+
+    status, kind = HTTPStatus.GONE, "invalid_request_error"
+    code = "adapter_retired"
+    retryable = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The adapter {name[:200]!r} was retired while it worked on this request.",
+            param="model",
+        )
+
+
 class QuotaBackendUnavailable(Unavailable):
     code = "quota_backend_unavailable"
 

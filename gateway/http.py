@@ -146,7 +146,7 @@ class UntilGone:
 class Reply:
     """The one answer to a request. ``headers`` set before it begins go with it, also on errors."""
 
-    __slots__ = ("_send", "_started", "begun", "facts", "headers", "request_id", "status")
+    __slots__ = ("_send", "_started", "begun", "broken", "facts", "headers", "request_id", "status")
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -156,6 +156,7 @@ class Reply:
         self.facts: dict[str, Fact] = {}  # for the log line of this request
         self.status = 0  # of the answer, once begun
         self.begun = False
+        self.broken = False  # a failure of ours came after the status had gone out
 
     @property
     def elapsed_s(self) -> float:

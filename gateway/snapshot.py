@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -37,6 +37,7 @@ from gateway.usage.repository import LedgerRepository
 log = logging.getLogger(__name__)
 
 PREPAID = "prepaid"
+REMEMBERED = timedelta(hours=1)  # how long an adapter's end is; requests take less
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Snapshot:
     catalogue: Catalogue
     rules: RuleBook
     prices: PriceBook
+    ends: Mapping[str, float]  # retired adapters' ids, and when what runs on them ends
 
 
 class LiveSnapshot:
@@ -135,6 +137,16 @@ class LiveSnapshot:
         """Adapters that tenants want kept close to the engines."""
         return self.current.catalogue.pinned
 
+    @property
+    def digests(self) -> frozenset[str]:
+        """Of every adapter that may be asked for."""
+        return self.current.catalogue.digests
+
+    @property
+    def ends(self) -> Mapping[str, float]:
+        """Retired adapters' ids, and when what runs on them ends, in unix seconds."""
+        return self.current.ends
+
     def hint(self) -> None:
         """Something may have changed: look now, not at the next poll."""
         self._hint.set()
@@ -219,6 +231,11 @@ class LiveSnapshot:
             Catalogue(self._base_model, self._created, adapters, aliases, grants),
             rules,
             await LedgerRepository(session).price_book(),
+            {
+                row.id: row.ends_at.timestamp()
+                for row in await catalog.ending(datetime.now(UTC) - REMEMBERED)
+                if row.ends_at is not None
+            },
         )
 
 

@@ -78,6 +78,9 @@ class MadeHost:
     def holds(self, digest: str) -> bool:
         return digest in self._laid
 
+    def drop(self, digest: str) -> None:
+        self._laid.pop(digest, None)
+
 
 def adapter_ref(number: int, rank: int) -> AdapterRef:
     return AdapterRef(f"made-{rank}-{number}", rank)

@@ -69,6 +69,7 @@ def version_of(row: Adapter, *, report: bool = False) -> dict[str, Any]:
         "pinned": row.pinned,
         "created": int(row.created_at.timestamp()),
         "retired": int(row.retired_at.timestamp()) if row.retired_at else None,
+        "ends": int(row.ends_at.timestamp()) if row.ends_at else None,
     }
     if report:
         found["report"] = orjson.loads(row.report) if row.report else None

@@ -33,6 +33,7 @@ from gateway.http import BODY_SECONDS, ClientGone
 from gateway.http import Request as RawRequest
 from gateway.ids import new_id
 
+CUT_S = 1.0  # how long requests may take to end once they are told to
 Json = dict[str, Any]
 Tenant = Annotated[str | None, Query(description="admin keys: whose adapters", max_length=64)]
 
@@ -122,17 +123,21 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         return await desk.one(adapter, who)
 
     @router.post("/{adapter}/retire", summary="Take no new requests; name or name@3")
-    async def retire(adapter: str, who: Who) -> Json:
-        return await desk.retire(adapter, who, wait_s=0.0)
+    async def retire(
+        adapter: str, who: Who, grace_s: Annotated[float | None, Query(ge=0, le=600)] = None
+    ) -> Json:
+        return await desk.retire(adapter, who, grace_s=grace_s)
 
-    @router.delete("/{adapter}", summary="Retire, and answer once no request runs on it")
+    @router.delete(
+        "/{adapter}", summary="Retire; what still runs after wait_s ends with adapter_retired"
+    )
     async def delete(
         adapter: str,
         who: Who,
         response: Response,
         wait_s: Annotated[float, Query(ge=0, le=600)] = 30.0,
     ) -> Json:
-        found = await desk.retire(adapter, who, wait_s=wait_s)
+        found = await desk.retire(adapter, who, grace_s=wait_s, wait_s=wait_s + CUT_S)
         response.status_code = HTTPStatus.ACCEPTED if found["running"] else HTTPStatus.OK
         return found
 
@@ -263,9 +268,12 @@ class _Desk:
             "aliases": [alias_of(alias, names) for alias in led],
         }
 
-    async def retire(self, reference: str, who: Caller, *, wait_s: float) -> Json:
+    async def retire(
+        self, reference: str, who: Caller, *, grace_s: float | None, wait_s: float = 0.0
+    ) -> Json:
+        """What runs has ``grace_s`` left; answers once nothing does, or after ``wait_s``."""
         async with self._database.publish(within=who.tenancy) as session:
-            rows = await _service(session, who).retire(reference)
+            rows = await _service(session, who).retire(reference, grace_s=grace_s)
         ids = [row.id for row in rows]
         running = await self._residents.drained(ids, timeout_s=wait_s)
         return {

@@ -80,6 +80,7 @@ class Catalogue:
         self._listed: dict[str, list[Target]] = {}  # project -> what a client is shown, by name
         ordered = sorted(entries, key=lambda entry: entry.version)
         self.pinned = frozenset(entry.adapter for entry in ordered if entry.pinned)
+        self.digests = frozenset(entry.adapter.digest for entry in ordered)
         self._name_versions(ordered)
         self._name_aliases(aliases, {entry.id: entry for entry in ordered})
         self._share(grants)

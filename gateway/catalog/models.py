@@ -46,6 +46,7 @@ class Adapter(Tenanted):
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[datetime] = mapped_column(Utc)
     retired_at: Mapped[datetime | None] = mapped_column(Utc)
+    ends_at: Mapped[datetime | None] = mapped_column(Utc)  # of what runs on it; None: by itself
     nbytes: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     report: Mapped[str | None] = mapped_column(Text)  # JSON: what was accepted, and the canary's
     invocation: Mapped[str | None] = mapped_column(Text)  # JSON: the tokens that invoke an aLoRA

@@ -127,6 +127,11 @@ class CatalogRepository:
         )
         return (await self._session.scalars(statement)).all()
 
+    async def ending(self, since: datetime) -> Sequence[Adapter]:
+        """Retired with a deadline that was not over by then."""
+        statement = select(Adapter).where(Adapter.ends_at > since)
+        return (await self._session.scalars(statement)).all()
+
     async def aliases(self) -> Sequence[AdapterAlias]:
         return (await self._session.scalars(select(AdapterAlias))).all()
 

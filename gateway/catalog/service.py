@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -94,8 +94,11 @@ class CatalogService:
             raise not_found(reference)
         return found[-1]
 
-    async def retire(self, reference: str) -> list[Adapter]:
-        """``name`` retires every version, ``name@3`` one. Raises ResourceNotFound, Conflict."""
+    async def retire(self, reference: str, *, grace_s: float | None = None) -> list[Adapter]:
+        """``name`` retires every version, ``name@3`` one. Raises ResourceNotFound, Conflict.
+
+        What runs on them then has so many seconds left, or as long as it takes.
+        """
         retired = [row for row in await self.versions(reference) if row.state == AdapterState.READY]
         if not retired:
             raise not_found(reference)
@@ -107,6 +110,7 @@ class CatalogService:
                 )
         for row in retired:
             row.state, row.retired_at, row.pinned = AdapterState.RETIRED, self._now, False
+            row.ends_at = None if grace_s is None else self._now + timedelta(seconds=grace_s)
         return retired
 
     async def pin(self, reference: str, pinned: bool) -> list[Adapter]:

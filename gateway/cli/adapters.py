@@ -28,6 +28,9 @@ def add(group: Commands) -> None:
     gone = add_command(group, "revoke", revoke, help="retire an adapter, or one version of it")
     gone.add_argument("name", metavar="NAME", help="or NAME@VERSION")
     gone.add_argument("--tenant", required=True, metavar="NAME")
+    gone.add_argument(
+        "--grace", type=float, metavar="SECONDS", help="what runs has so long left (default: all)"
+    )
 
 
 async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
@@ -51,7 +54,9 @@ async def list_all(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
 async def revoke(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).project(arguments.tenant)
-        retired = await CatalogService(session, project.id, desk.now).retire(arguments.name)
+        retired = await CatalogService(session, project.id, desk.now).retire(
+            arguments.name, grace_s=arguments.grace
+        )
         return [_row(row) for row in retired]
 
 

@@ -8,11 +8,13 @@ from it.
 import asyncio
 import time
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
-from gateway.errors import DeadlineExceeded, EngineFailed, EngineLost, GatewayError
+from gateway.errors import AdapterRetired, DeadlineExceeded, EngineFailed, EngineLost, GatewayError
 from gateway.http import ClientGone, Reply, Request
 from gateway.inference.answer import Answer, Counts, Written
 from gateway.inference.frames import Frames, error_frames
@@ -67,16 +69,20 @@ class Call:
         await self._begin()
         outcome, written = Outcome.FAILED, list[Written]()
         failure: GatewayError | None = None
+        retired = asyncio.timeout(None)
         try:
             longest = self._order.deadline_ms / 1000 + GRACE_SECONDS
-            async with asyncio.timeout(longest), request.until_gone():
-                written = await self._generate()
+            async with retired, asyncio.timeout(longest), request.until_gone():
+                with self._limiting(retired):
+                    written = await self._generate()
             outcome = Outcome.COMPLETED
         except ClientGone:
             outcome = Outcome.CANCELLED
         except (TimeoutError, DeadlineExceeded):
             outcome = Outcome.DEADLINE
             failure = DeadlineExceeded("The answer was not complete in time.")
+            if retired.expired():
+                failure = AdapterRetired(self._order.target.public_name)
         except EngineLost as error:
             outcome, failure = Outcome.ENGINE_LOST, error
         except GatewayError as error:
@@ -86,6 +92,12 @@ class Call:
         if outcome is Outcome.CANCELLED:
             raise ClientGone
         await self._send_last(failure, written, counts)
+
+    def _limiting(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
+        residents = self._do.residents
+        if residents is None:
+            return nullcontext()
+        return residents.limiting(self._order.target.adapter_id, limit)
 
     async def _begin(self) -> None:
         try:
@@ -125,6 +137,7 @@ class Call:
             raise failure
         if failure is not None:
             self._reply.facts["error"] = failure.detail_code
+            self._reply.broken = failure.status >= HTTPStatus.INTERNAL_SERVER_ERROR
             await self._reply.end(error_frames(failure))
         elif self._order.options.stream:
             await self._reply.end(self._frames.closing(counts))

@@ -102,8 +102,7 @@ class Routes:
         return self._routes.get(path)
 
     def _tell(self, request: Request, reply: Reply, route: Route) -> None:
-        broken = "error" in reply.facts and reply.status < HTTPStatus.BAD_REQUEST
-        self._do.metrics.count_answer(route.name, reply.status, broken=broken)
+        self._do.metrics.count_answer(route.name, reply.status, broken=reply.broken)
         if route.handle in (self._alive, self._ready):
             return  # asked every few seconds
         self._log.info(

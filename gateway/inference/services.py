@@ -1,5 +1,6 @@
 """What a request needs on its way, made once by the composition root."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ class Recorder(Protocol):
 class Residents(Protocol):
     def using(self, adapter_id: str | None) -> AbstractContextManager[None]:
         """While a request runs on an adapter."""
+        ...
+
+    def limiting(
+        self, adapter_id: str | None, limit: asyncio.Timeout
+    ) -> AbstractContextManager[None]:
+        """Inside, ``limit`` is set to when the adapter ends, should it be retired."""
         ...
 
 

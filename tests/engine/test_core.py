@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from engine.errors import DeviceLost
+from engine.observer import Tier
 from engine.pages import Kind
 from engine.protocol import (
     AskCounts,
@@ -15,6 +16,7 @@ from engine.protocol import (
     Goodbye,
     Recorded,
     RefusalCode,
+    Retire,
     Sampling,
     Step,
     TokenLogprobs,
@@ -265,6 +267,25 @@ def test_a_failing_load_refuses_its_own_requests_only(engine: Harness) -> None:
     assert engine.refused[0, "ri1"].code is RefusalCode.ADAPTER_INVALID
     assert "lora_A" in engine.refused[0, "ri1"].detail
     assert engine.finish("rok1") is engine.finish("r") is Finish.LENGTH
+
+
+def test_a_retired_adapter_stays_while_it_is_used_then_all_of_it_is_free(engine: Harness) -> None:
+    engine.submit("r1", [3] * 8, 8, adapter="a2")
+    engine.submit("r2", [3] * 8, 4)
+    engine.step(2)
+    engine.tell(Retire("a2"))
+    engine.run()
+    assert engine.finish("r1") is Finish.LENGTH
+    resting = engine.core.pool.resting_pages
+    assert engine.core.residency.resident == ["a2"]
+    engine.tell(Retire("a2"))
+    engine.step()
+    assert engine.core.residency.resident == []
+    assert engine.core.residency.tier("a2") is Tier.DISK
+    assert 0 < engine.core.pool.resting_pages < resting  # the base's prefixes are still there
+    engine.submit("r3", adapter="a2")  # should somebody name it all the same
+    engine.run()
+    assert engine.finish("r3") is Finish.LENGTH
 
 
 def test_an_adapter_that_cannot_be_laid_out_is_refused(engine: Harness) -> None:

@@ -39,6 +39,7 @@ TO_ENGINE = [
     protocol.Grant("r1", 9),
     protocol.Cancel("r1"),
     protocol.Prefetch(AdapterRef("d1", 16)),
+    protocol.Retire("d1"),
     protocol.Drain(),
     protocol.AskMetrics(),
     protocol.AskCounts(["r1", "r2"]),

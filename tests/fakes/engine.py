@@ -34,6 +34,7 @@ from engine.protocol import (
     Recorded,
     RefusalCode,
     Refused,
+    Retire,
     Step,
     Submit,
     ToEngine,
@@ -205,6 +206,11 @@ class FakeEngine:
             case AskRecorded(start, most):
                 page = list(self.record.values())[start : start + most]
                 connection.write(Recorded(page))
+            case Retire(digest):
+                if not any(run.submit.adapter and run.submit.adapter.digest == digest
+                           for run in self._running.values()):  # fmt: skip
+                    self.resident = [other for other in self.resident if other != digest]
+                    self.push_load()
             case Drain():
                 self._draining = True
                 self._say_goodbye_when_idle()

@@ -137,6 +137,9 @@ class FakeHost:
         bad = digest in self.missing or digest in self.invalid
         return self.polls.get(digest, -1) > self.delay and not bad
 
+    def drop(self, digest: str) -> None:
+        self.polls.pop(digest, None)
+
 
 @dataclass(eq=False)
 class Launched:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
 from engine.protocol import AdapterRef, Submit
+from gateway.adapter_api.residents import Residents
 from gateway.catalog.target import Target
 from gateway.cors import with_cors
 from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
@@ -199,6 +200,7 @@ async def serving(
     tariff: TariffOf = unpriced,
     priority_tier: bool = False,
     allowed_origins: Sequence[str] = (),
+    residents: "Callable[[Fleet], Residents] | None" = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -223,6 +225,7 @@ async def serving(
         gate=Gate(snapshot, open_to_this_machine=is_open), limiter=limiter or memory_limiter(),
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
+        residents=residents(fleet) if residents else None,
     )  # fmt: skip
     grammars = GrammarCheck()
     intake = Intake(

@@ -91,7 +91,7 @@ async def opened(database: Database, root: Path, **limits: int) -> AsyncIterator
     publisher = Publisher(
         database, staging, store, BASED, Canary(fleet, (), enabled=False), quota=quota
     )
-    residents = Residents(fleet, lambda: live.pinned)
+    residents = Residents(fleet, live)
     callers = Callers(Gate(live, open_to_this_machine=False), database)
     application = rest_application(
         Health(fleet, lambda: 0.0),
