@@ -25,7 +25,7 @@ from gateway.catalog.target import Target
 from gateway.db import Database, DatabaseUnavailable, read_epoch
 from gateway.errors import ModelNotFound, Unauthenticated
 from gateway.identity.directory import KeyDirectory, KeyEntry, tenant_of
-from gateway.identity.models import ApiKey, KeyKind
+from gateway.identity.models import ApiKey, KeyKind, Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
 from gateway.identity.repository import IdentityRepository
@@ -187,7 +187,12 @@ class LiveSnapshot:
 
     async def _load(self, session: AsyncSession) -> Snapshot:
         epoch = await read_epoch(session)  # first: what is read after it is at least as new
-        keys = [_key_entry(row) for row in await IdentityRepository(session).live_keys()]
+        people = await _people(IdentityRepository(session))
+        keys = [
+            _key_entry(row, people)
+            for row in await IdentityRepository(session).live_keys()
+            if row.user_id is None or row.user_id in people
+        ]
         owners = {p.id: p.name for p in await IdentityRepository(session).projects()}
         adapters = [
             AdapterEntry(
@@ -248,8 +253,25 @@ def _scope(listed: list[str] | None) -> tuple[str, ...] | None:
     return None if listed is None else tuple(listed)
 
 
-def _key_entry(row: ApiKey) -> KeyEntry:
+@dataclass(frozen=True, slots=True)
+class Person:
+    role: str
+    projects: tuple[tuple[str, str], ...]  # (project, role)
+
+
+async def _people(rows: IdentityRepository) -> dict[str, Person]:
+    projects: dict[str, list[tuple[str, str]]] = {}
+    for row in await rows.memberships():
+        projects.setdefault(row.user_id, []).append((row.project_id, row.role))
+    return {
+        row.id: Person(row.role, tuple(projects.get(row.id, ()))) for row in await rows.people()
+    }
+
+
+def _key_entry(row: ApiKey, people: Mapping[str, Person]) -> KeyEntry:
     project = row.project
+    person = people.get(row.user_id or "")
+    admin = row.kind == KeyKind.ADMIN
     principal = Principal(
         organisation=row.organisation_id,
         project=project.id if project else "",
@@ -261,7 +283,9 @@ def _key_entry(row: ApiKey) -> KeyEntry:
         endpoints=_scope(row.endpoints),
         models=_scope(row.models),
         networks=_scope(row.networks),
-        admin=row.kind == KeyKind.ADMIN,
+        admin=admin,
+        role=(row.role or (person.role if person else Role.OWNER)) if admin else None,
+        project_roles=person.projects if person and admin else (),
     )
     return KeyEntry(
         principal=principal,

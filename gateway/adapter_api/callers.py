@@ -17,6 +17,7 @@ from gateway.http import Request
 from gateway.identity.models import Project
 from gateway.identity.principal import Principal
 from gateway.identity.repository import IdentityRepository
+from gateway.identity.rights import Right, require
 from gateway.ids import new_id
 
 OPERATOR = "operator"  # the project of adapters that no tenant owns
@@ -37,10 +38,11 @@ class Caller:
     def tenancy(self) -> Tenancy:
         return Tenancy(self.principal.organisation, self.project)
 
-    def require_admin(self) -> None:
+    def require_admin(self, right: Right) -> None:
         """Raises PermissionDenied."""
         if not self.principal.admin:
             raise PermissionDenied("Only admin keys may do this.")
+        require(self.principal, right)
 
 
 class Callers:
@@ -54,6 +56,7 @@ class Callers:
                 raise no_tenant(tenant)
             return Caller(principal, principal.project)
         project = await self.project(principal, tenant or OPERATOR)
+        require(principal, Right.READ if request.method == "GET" else Right.ADAPTERS, project)
         return Caller(principal, project)
 
     async def project(self, principal: Principal, name: str) -> str:

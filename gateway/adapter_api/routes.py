@@ -31,6 +31,7 @@ from gateway.catalog.service import CatalogService, Quota, checked_adapter, pars
 from gateway.errors import Conflict, InvalidRequest, ResourceNotFound, Unavailable
 from gateway.http import BODY_SECONDS, ClientGone
 from gateway.http import Request as RawRequest
+from gateway.identity.rights import Right
 from gateway.ids import new_id
 
 CUT_S = 1.0  # how long requests may take to end once they are told to
@@ -113,7 +114,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
 
     @router.put("/quota", summary="Set a tenant's quota (admin keys)")
     async def set_quota(form: SetQuota, who: Who) -> Json:
-        who.require_admin()
+        who.require_admin(Right.RATES)
         async with publisher.database.unit_of_work(within=who.tenancy) as session:
             await _service(session, who).set_quota(Quota(form.max_adapters, form.max_bytes))
         return await desk.quota(who)
@@ -157,7 +158,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
 
     @router.put("/{adapter}/grants/{grantee}", summary="Let a tenant use it (admin keys)")
     async def grant(adapter: str, grantee: str, who: Who) -> Json:
-        who.require_admin()
+        who.require_admin(Right.ADAPTERS)
         project = await callers.project(who.principal, grantee)
         async with publisher.database.publish() as session:
             await _service(session, who).grant(adapter, project)
@@ -165,7 +166,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
 
     @router.delete("/{adapter}/grants/{grantee}", status_code=204, summary="End that (admin keys)")
     async def revoke_grant(adapter: str, grantee: str, who: Who) -> None:
-        who.require_admin()
+        who.require_admin(Right.ADAPTERS)
         project = await callers.project(who.principal, grantee)
         async with publisher.database.publish() as session:
             await _service(session, who).revoke_grant(adapter, project)

@@ -18,6 +18,7 @@ from gateway.catalog.service import CatalogService, checked_adapter
 from gateway.errors import InvalidRequest
 from gateway.http import Request as RawRequest
 from gateway.identity.repository import IdentityRepository
+from gateway.identity.rights import Right
 
 
 def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
@@ -25,7 +26,7 @@ def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
 
     async def operator(request: Request) -> Caller:
         who = await callers.identify(RawRequest(request.scope, request.receive), None)
-        who.require_admin()
+        who.require_admin(Right.ADAPTERS)
         return who
 
     @router.post("/load_lora_adapter", summary="As in vLLM: publish a directory of this machine")

@@ -9,6 +9,7 @@ from gateway.admin.desk import AdminDesk, Visit, body_of
 from gateway.admin.money import amount_shown, threshold_of
 from gateway.admin.shapes import Json, page
 from gateway.errors import InvalidRequest, MissingParameter, ResourceNotFound
+from gateway.identity.rights import Right
 from gateway.ids import new_id
 from gateway.limits.models import SpendAlert
 from gateway.limits.repository import LimitRepository
@@ -22,7 +23,7 @@ _ADDRESS = re.compile(r"[\x21-\x7e]{1,64}@[\x21-\x7e]{1,189}", re.ASCII)
 def add_alerts(router: APIRouter, desk: AdminDesk, path: str, kind: str) -> None:
     """``kind``: the object's name; a path of a project's names it."""
 
-    @router.get(path)
+    @router.get(path, **desk.needs(Right.READ))
     async def list_alerts(
         request: Request,
         after: str | None = None,
@@ -35,7 +36,7 @@ def add_alerts(router: APIRouter, desk: AdminDesk, path: str, kind: str) -> None
             shown = [_shown(kind, row) for row in rows]
             return page(shown, after, limit, before=before, order=order)
 
-    @router.post(path)
+    @router.post(path, **desk.needs(Right.SPENDING))
     async def create_alert(request: Request) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:
@@ -53,12 +54,12 @@ def add_alerts(router: APIRouter, desk: AdminDesk, path: str, kind: str) -> None
             await visit.note(f"{kind}.created", row.id, project, nano_usd=row.threshold_nano)
             return _shown(kind, row)
 
-    @router.get(path + "/{alert_id}")
+    @router.get(path + "/{alert_id}", **desk.needs(Right.READ))
     async def retrieve_alert(request: Request, alert_id: str) -> Json:
         async with desk.reading(request) as visit:
             return _shown(kind, await _alert(visit, request, alert_id))
 
-    @router.post(path + "/{alert_id}")
+    @router.post(path + "/{alert_id}", **desk.needs(Right.SPENDING))
     async def change_alert(request: Request, alert_id: str) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:
@@ -69,7 +70,7 @@ def add_alerts(router: APIRouter, desk: AdminDesk, path: str, kind: str) -> None
             await visit.note(f"{kind}.updated", row.id, row.project_id, **change)
             return _shown(kind, row)
 
-    @router.delete(path + "/{alert_id}")
+    @router.delete(path + "/{alert_id}", **desk.needs(Right.SPENDING))
     async def delete_alert(request: Request, alert_id: str) -> Json:
         async with desk.changing(request) as visit:
             row = await _alert(visit, request, alert_id)

@@ -5,16 +5,18 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi import Depends
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from gateway.audit.service import Actor, AuditLog
 from gateway.db import Database, Tenancy
 from gateway.errors import InvalidRequest, PermissionDenied, ResourceNotFound, Unauthenticated
-from gateway.identity.models import Project
+from gateway.identity.models import Project, Role
 from gateway.identity.organisation_repository import OrganisationRepository
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
+from gateway.identity.rights import Right, require
 
 Authenticate = Callable[[str], Principal]
 
@@ -53,11 +55,19 @@ class AdminDesk:
         self.peppers = peppers
         self.base_model = base_model
 
-    async def admit(self, request: Request) -> None:
-        """What every route depends on, so that nothing of a request is read before its key.
+    def needs(self, right: Right) -> dict[str, Any]:
+        """What a route's decorator takes, so that nothing of a request is read before its key.
 
-        Raises Unauthenticated, PermissionDenied, or InvalidRequest for more than one key.
+        The description of the API names the right.
         """
+
+        async def admit(request: Request) -> None:
+            self._admit(request, right)
+
+        return {"dependencies": [Depends(admit)], "openapi_extra": {"x-right": str(right)}}
+
+    def _admit(self, request: Request, right: Right) -> None:
+        """Raises Unauthenticated, PermissionDenied, or InvalidRequest for more than one key."""
         values = request.headers.getlist("authorization")
         if len(values) > 1:
             raise InvalidRequest("Send one Authorization header, not several.")
@@ -67,6 +77,7 @@ class AdminDesk:
         who = self._authenticate(key.strip())
         if not who.admin:
             raise PermissionDenied("Only admin keys administer an organisation.")
+        require(who, right, request.path_params.get("project_id"))
         request.state.administrator = who
 
     @asynccontextmanager
@@ -106,3 +117,12 @@ def integer_of(body: dict[str, Any], name: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise InvalidRequest(f"{name} must be an integer", param=name)
     return value
+
+
+def role_in(body: dict[str, Any]) -> Role:
+    """OpenAI's words for roles are taken too. Raises InvalidRequest."""
+    given = text_of(body, "role")
+    named = {"reader": Role.VIEWER, "member": Role.DEVELOPER}.get(given, given)
+    if named not in tuple(Role):
+        raise InvalidRequest(f"role {given[:32]!r}: one of {', '.join(Role)}", param="role")
+    return Role(named)

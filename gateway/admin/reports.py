@@ -11,18 +11,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from gateway.admin.desk import AdminDesk
+from gateway.admin.paths import ROOT
 from gateway.admin.query import COST_GROUPS, USAGE_GROUPS, Query, cost_query, usage_query
 from gateway.admin.shapes import Json
 from gateway.admin.span import Span
+from gateway.identity.rights import Right
 from gateway.usage.report import Bucket, Line, Usage, UsageReport
 
-ROOT = "/v1/organization"
 NANO_PER_DOLLAR = 10**9
 GIB = 2**30
 
 
 def add_reports(router: APIRouter, desk: AdminDesk) -> None:
-    @router.get(ROOT + "/usage/completions")
+    @router.get(ROOT + "/usage/completions", **desk.needs(Right.READ))
     async def completions(request: Request) -> Json:
         async with desk.reading(request) as visit:
             query = usage_query(request.query_params, visit.now)
@@ -33,7 +34,7 @@ def add_reports(router: APIRouter, desk: AdminDesk) -> None:
             )
             return _page(query.span, [_bucket(each, _used(each.lines, query)) for each in buckets])
 
-    @router.get(ROOT + "/costs")
+    @router.get(ROOT + "/costs", **desk.needs(Right.READ))
     async def costs(request: Request) -> Json:
         async with desk.reading(request) as visit:
             query = cost_query(request.query_params, visit.now)

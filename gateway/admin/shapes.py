@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.audit.models import AuditEvent
 from gateway.errors import InvalidRequest
-from gateway.identity.models import ApiKey, Project, ServiceAccount
+from gateway.identity.models import ApiKey, Project, ProjectUser, Role, ServiceAccount, User
 
 Json = dict[str, Any]
 NO_LIMIT = 2**31 - 1  # how a rate that is not limited is shown
@@ -79,7 +79,7 @@ def key(row: ApiKey, accounts: dict[str, ServiceAccount]) -> Json:
     }
 
 
-def admin_key(row: ApiKey) -> Json:
+def admin_key(row: ApiKey, person: User | None) -> Json:
     return {
         "id": row.id,
         "object": "organization.admin_api_key",
@@ -88,9 +88,50 @@ def admin_key(row: ApiKey) -> Json:
         "created_at": seconds(row.created_at),
         "expires_at": seconds(row.expires_at),
         "last_used_at": None,
-        "owner": {"type": "service_account", "object": "organization.service_account",
-                  "id": row.organisation_id, "role": "owner"},
-    }  # fmt: skip
+        "owner": _owner(row, person),
+    }
+
+
+def _owner(row: ApiKey, person: User | None) -> Json:
+    if person is None:
+        return {
+            "type": "service_account",
+            "object": "organization.service_account",
+            "id": row.organisation_id,
+            "role": row.role or Role.OWNER,
+        }
+    return {
+        "type": "user",
+        "object": "organization.user",
+        "id": person.id,
+        "name": person.name,
+        "role": person.role,
+        "created_at": seconds(person.created_at),
+    }
+
+
+def user(row: User) -> Json:
+    return {
+        "id": row.id,
+        "object": "organization.user",
+        "name": row.name,
+        "email": row.email,
+        "role": row.role,
+        "added_at": seconds(row.created_at),
+        "created": seconds(row.created_at),
+        "user": {"id": row.id, "object": "user", "name": row.name, "email": row.email},
+    }
+
+
+def member(row: ProjectUser, person: User) -> Json:
+    return {
+        "id": person.id,
+        "object": "organization.project.user",
+        "name": person.name,
+        "email": person.email,
+        "role": row.role,
+        "added_at": seconds(row.created_at),
+    }
 
 
 def account(row: ServiceAccount) -> Json:

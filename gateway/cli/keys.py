@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
 from gateway.errors import InvalidRequest
-from gateway.identity.models import ApiKey
+from gateway.identity.models import ApiKey, Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService, KeyTerms
@@ -30,6 +30,9 @@ def add(group: Commands) -> None:
     made.add_argument(
         "--admin", action="store_true", help="a key of the organisation; it calls no model"
     )
+    made.add_argument(
+        "--role", choices=[str(role) for role in Role], help="of an admin key (default: owner)"
+    )
     made.add_argument("--organisation", default=DEFAULT_ORGANISATION, help="of an admin key")
     listed = add_command(group, "list", list_all, help="list the keys, without their secrets")
     listed.add_argument("--tenant", metavar="NAME", help="of this tenant only")
@@ -46,12 +49,15 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     )
     if bool(arguments.tenant) == arguments.admin:
         raise InvalidRequest("give --tenant NAME for a key that calls models, or --admin")
+    if arguments.role and not arguments.admin:
+        raise InvalidRequest("--role is of an --admin key")
+    role = Role(arguments.role) if arguments.role else None
     peppers = Peppers.load(None, desk.files.pepper)
     async with desk.database.publish() as session:
         service = IdentityService(session, desk.now)
         if arguments.admin:
             organisation = await service.organisation(arguments.organisation)
-            key = service.issue_admin(organisation, terms, peppers=peppers)
+            key = service.issue_admin(organisation, terms, peppers=peppers, role=role)
         else:
             project = await service.project(arguments.tenant)
             key = service.issue(project, terms, peppers=peppers, environment=arguments.environment)
@@ -91,6 +97,7 @@ def _row(key: ApiKey, now: datetime) -> Row:
         "tenant": key.project.name if key.project else None,
         "organisation": key.organisation.name,
         "kind": key.kind,
+        "role": key.role,
         "name": key.name,
         "last4": key.last4,
         "rpm": key.requests_per_minute,

@@ -139,6 +139,8 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None] = mapped_column(Utc)
     service_account_id: Mapped[str | None] = mapped_column(ForeignKey("service_account.id"))
     user_id: Mapped[str | None] = mapped_column(ForeignKey("member.id"))
+    # Of an admin key that is no person's. None: the person's, or owner.
+    role: Mapped[str | None] = mapped_column(String(16))
     replaces: Mapped[str | None] = mapped_column(String(40))  # the key it was rotated from
     # Scopes: lists of what it may be used for. None: everything its project may.
     endpoints: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.identity.models import ApiKey, KeyKind, Project, ServiceAccount
+from gateway.identity.models import (
+    ApiKey,
+    KeyKind,
+    Project,
+    ProjectUser,
+    ServiceAccount,
+    User,
+)
 
 
 class OrganisationRepository:
@@ -15,7 +22,7 @@ class OrganisationRepository:
         self._session = session
         self._organisation = organisation
 
-    def add(self, row: Project | ApiKey | ServiceAccount) -> None:
+    def add(self, row: Project | ApiKey | ServiceAccount | User | ProjectUser) -> None:
         self._session.add(row)
 
     async def projects(self, *, archived: bool = False) -> Sequence[Project]:
@@ -45,3 +52,39 @@ class OrganisationRepository:
             .order_by(ServiceAccount.created_at, ServiceAccount.id)
         )
         return (await self._session.scalars(statement)).all()
+
+    async def people(self) -> Sequence[User]:
+        """Who has not been removed, oldest first."""
+        statement = (
+            select(User)
+            .where(User.organisation_id == self._organisation, User.removed_at.is_(None))
+            .order_by(User.created_at, User.id)
+        )
+        return (await self._session.scalars(statement)).all()
+
+    async def person(self, user_id: str) -> User | None:
+        return next((row for row in await self.people() if row.id == user_id), None)
+
+    async def keys_of(self, user: User) -> Sequence[ApiKey]:
+        """Of all kinds."""
+        statement = select(ApiKey).where(
+            ApiKey.organisation_id == self._organisation,
+            ApiKey.user_id == user.id,
+            ApiKey.revoked_at.is_(None),
+        )
+        return (await self._session.scalars(statement)).all()
+
+    async def members(self, project: str | None = None) -> Sequence[ProjectUser]:
+        """Of one project, or of all."""
+        statement = (
+            select(ProjectUser)
+            .join(Project, Project.id == ProjectUser.project_id)
+            .where(Project.organisation_id == self._organisation)
+            .order_by(ProjectUser.created_at, ProjectUser.user_id)
+        )
+        if project is not None:
+            statement = statement.where(ProjectUser.project_id == project)
+        return (await self._session.scalars(statement)).all()
+
+    async def remove(self, row: ProjectUser) -> None:
+        await self._session.delete(row)

@@ -18,3 +18,5 @@ class Principal:
     models: tuple[str, ...] | None = None  # public names; None: all of its project
     networks: tuple[str, ...] | None = None  # 10.0.0.0/8; None: from anywhere
     admin: bool = False  # admin keys call no inference route
+    role: str | None = None  # of an admin key, in the organisation
+    project_roles: tuple[tuple[str, str], ...] = ()  # (project, role), beside that

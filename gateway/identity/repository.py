@@ -6,7 +6,14 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import joinedload
 
-from gateway.identity.models import ApiKey, Organisation, Project, ServiceAccount
+from gateway.identity.models import (
+    ApiKey,
+    Organisation,
+    Project,
+    ProjectUser,
+    ServiceAccount,
+    User,
+)
 
 
 class IdentityRepository:
@@ -60,4 +67,12 @@ class IdentityRepository:
             .options(joinedload(ApiKey.project))
             .order_by(ApiKey.created_at, ApiKey.id)
         )
+        return (await self._session.scalars(statement)).all()
+
+    async def people(self) -> Sequence[User]:
+        """Who has not been removed."""
+        return (await self._session.scalars(select(User).where(User.removed_at.is_(None)))).all()
+
+    async def memberships(self) -> Sequence[ProjectUser]:
+        statement = select(ProjectUser).order_by(ProjectUser.project_id, ProjectUser.user_id)
         return (await self._session.scalars(statement)).all()

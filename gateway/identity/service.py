@@ -7,7 +7,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.errors import Conflict, InvalidRequest, ResourceNotFound
 from gateway.identity import keys
-from gateway.identity.models import ApiKey, KeyKind, Organisation, Project, ServiceAccount
+from gateway.identity.models import (
+    ApiKey,
+    KeyKind,
+    Organisation,
+    Project,
+    Role,
+    ServiceAccount,
+)
 from gateway.identity.pepper import Peppers
 from gateway.identity.repository import IdentityRepository
 from gateway.ids import new_id
@@ -129,13 +136,29 @@ class IdentityService:
         return key
 
     def issue_admin(
-        self, organisation: Organisation, terms: KeyTerms, *, peppers: Peppers
+        self,
+        organisation: Organisation,
+        terms: KeyTerms,
+        *,
+        peppers: Peppers,
+        role: Role | None = None,
     ) -> keys.Key:
-        return self.issue_admin_of(organisation.id, terms, peppers=peppers)
+        return self.issue_admin_of(organisation.id, terms, peppers=peppers, role=role)
 
-    def issue_admin_of(self, organisation: str, terms: KeyTerms, *, peppers: Peppers) -> keys.Key:
+    def issue_admin_of(
+        self,
+        organisation: str,
+        terms: KeyTerms,
+        *,
+        peppers: Peppers,
+        role: Role | None = None,
+        user: str | None = None,
+    ) -> keys.Key:
+        """``role``: of a key that is nobody's (None: owner); one of a person has the person's."""
+        assert role is None or user is None
         key = keys.generate(keys.ADMIN)
-        self._keep(key, terms, peppers, organisation=organisation, project=None)
+        row = self._keep(key, terms, peppers, organisation=organisation, project=None)
+        row.role, row.user_id = role, user
         return key
 
     async def revoke(self, key_id: str) -> ApiKey:

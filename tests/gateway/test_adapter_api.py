@@ -27,6 +27,7 @@ from gateway.db import Database
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
+from gateway.identity.models import Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.inference.gate import Gate
@@ -82,6 +83,9 @@ async def opened(database: Database, root: Path, **limits: int) -> AsyncIterator
             keys[name] = service.issue(project, KeyTerms(), peppers=peppers).text
         owner = await service.organisation("default")
         keys["admin"] = service.issue_admin(owner, KeyTerms(), peppers=peppers).text
+        keys["viewer"] = service.issue_admin(
+            owner, KeyTerms(), peppers=peppers, role=Role.VIEWER
+        ).text
     live = LiveSnapshot(database, peppers, base_model="base")
     await live.refresh()
     fleet = Fleet(Static(()), gateway="test")
@@ -240,6 +244,22 @@ async def test_what_is_anothers_is_what_does_not_exist(world, tmp_path):
         assert answer.status_code == 404
     other = await world.call("GET", "/v1/adapters?tenant=acme", "globex")
     assert other.status_code == 404
+
+
+async def test_an_admin_key_does_what_its_role_may(world, tmp_path):
+    listed = await world.call("GET", "/v1/adapters?tenant=acme", "viewer")
+    assert listed.status_code == 200
+    assert (await world.push("mine", adapter(tmp_path / "a"), "viewer")).status_code == 403
+    body = {"lora_name": "mine", "lora_path": "/nowhere"}
+    for method, path in (
+        ("DELETE", "/v1/adapters/mine"),
+        ("PUT", "/v1/adapters/mine/grants/acme"),
+        ("PUT", "/v1/adapters/quota"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+    ):
+        answer = await world.call(method, path, "viewer", json=body | {"max_adapters": 1})
+        assert answer.status_code == 403, (method, path, answer.text)
 
 
 async def test_an_operators_adapter_is_granted_to_chosen_tenants(world, tmp_path):

@@ -1,5 +1,6 @@
 """Two organisations with two projects each, and a key of every kind, alive and dead."""
 
+import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,8 +11,11 @@ from engine.protocol import AdapterRef
 from gateway.catalog.service import CatalogService
 from gateway.db import Database
 from gateway.identity.keys import generate
+from gateway.identity.models import User
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
+from gateway.ids import new_id
+from gateway.limits.models import SpendAlert
 from tests.faults.rig import Rig
 
 
@@ -40,12 +44,25 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
                     f"adapter-of-{organisation}-{name}", AdapterRef("d1", 8)
                 )
                 place = f"{organisation}/{name}"
+                account = service.create_account(project, "bot")
+                user = User(
+                    id=new_id("user"), organisation_id=project.organisation_id, role="viewer",
+                    email=f"{name}@{organisation}.example", name=name, created_at=now,
+                )  # fmt: skip
+                alert = SpendAlert(
+                    id=new_id("alert"), organisation_id=project.organisation_id,
+                    project_id=project.id, threshold_nano=10**9, recipients="a@b", created_at=now,
+                )  # fmt: skip
+                session.add_all([user, alert])
                 tenants.keys[place] = key.text
                 tenants.ids[place] = {
                     "organisation": project.organisation_id,
                     "project": project.id,
                     "key": key.id,
                     "adapter": adapter.id,
+                    "account": account.id,
+                    "user": user.id,
+                    "alert": alert.id,
                     "model": f"adapter-of-{organisation}-{name}",
                 }
             owner = await service.organisation(organisation, create=True)
@@ -88,12 +105,14 @@ class Caller:
 
     url: str
     heard: list[str] = field(default_factory=list)
+    # Nothing here is encrypted, and loading certificates for each request takes longer than it.
+    tls: ssl.SSLContext = field(default_factory=lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     async def send(
         self, method: str, path: str, key: str | None, body: Any = None
     ) -> httpx2.Response:
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
-        async with httpx2.AsyncClient(timeout=10) as client:
+        async with httpx2.AsyncClient(timeout=10, verify=self.tls) as client:
             answer = await client.request(
                 method, self.url + path, headers=headers, json=body if method != "GET" else None
             )

@@ -20,6 +20,8 @@ SAY = [{"role": "user", "content": "Hello"}]
 INFERENCE: dict[str, dict[str, Any]] = {  # route -> a body that works
     "/v1/chat/completions": {"model": BASE, "messages": SAY, "max_tokens": 1},
     "/v1/completions": {"model": BASE, "prompt": "Hello", "max_tokens": 1},
+    "/tokenize": {"model": BASE, "prompt": "Hello"},
+    "/detokenize": {"model": BASE, "tokens": [5, 6]},
     "/v1/models": {},
     "/v1/models/{model}": {},
 }
@@ -28,7 +30,9 @@ PARAMETERS = {
     "model": "model",
     "project_id": "project",
     "key_id": "key",
-    "api_key_id": "key",
+    "account_id": "account",
+    "user_id": "user",
+    "alert_id": "alert",
 }
 UNKNOWN = "nothing-of-anybody"
 

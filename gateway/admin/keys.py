@@ -1,0 +1,173 @@
+"""``…/api_keys``, ``…/service_accounts`` and ``/admin_api_keys``."""
+
+from datetime import timedelta
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from gateway.admin import shapes
+from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of, role_in, text_of
+from gateway.admin.paths import ONE, ROOT
+from gateway.admin.shapes import Json, page
+from gateway.errors import InvalidRequest, ResourceNotFound
+from gateway.identity.models import ApiKey, Role, User
+from gateway.identity.rights import Right, require_grant, roles_of
+from gateway.identity.service import IdentityService, KeyTerms
+
+
+def add_keys(router: APIRouter, desk: AdminDesk) -> None:
+    @router.get(ONE + "/api_keys", **desk.needs(Right.KEYS_READ))
+    async def list_keys(
+        request: Request, project_id: str, after: str | None = None, limit: int = 20
+    ) -> Json:
+        async with desk.reading(request) as visit:
+            await visit.project(project_id)
+            accounts = {row.id: row for row in await visit.rows.accounts(project_id)}
+            rows = await visit.rows.keys(project_id)
+            return page([shapes.key(row, accounts) for row in rows], after, limit)
+
+    @router.get(ONE + "/api_keys/{key_id}", **desk.needs(Right.KEYS_READ))
+    async def retrieve_key(request: Request, project_id: str, key_id: str) -> Json:
+        async with desk.reading(request) as visit:
+            accounts = {row.id: row for row in await visit.rows.accounts(project_id)}
+            return shapes.key(await _key(visit, project_id, key_id), accounts)
+
+    @router.delete(ONE + "/api_keys/{key_id}", **desk.needs(Right.KEYS))
+    async def delete_key(request: Request, project_id: str, key_id: str) -> Json:
+        async with desk.changing(request) as visit:
+            row = await _key(visit, project_id, key_id)
+            row.revoked_at = visit.now
+            await visit.note("api_key.deleted", row.id, project_id)
+            return {"id": row.id, "deleted": True, "object": "organization.project.api_key.deleted"}
+
+    @router.get(ONE + "/service_accounts", **desk.needs(Right.KEYS_READ))
+    async def list_accounts(
+        request: Request, project_id: str, after: str | None = None, limit: int = 20
+    ) -> Json:
+        async with desk.reading(request) as visit:
+            await visit.project(project_id)
+            rows = await visit.rows.accounts(project_id)
+            return page([shapes.account(row) for row in rows], after, limit)
+
+    @router.post(ONE + "/service_accounts", **desk.needs(Right.KEYS))
+    async def create_account(request: Request, project_id: str) -> Json:
+        body = await body_of(request)
+        async with desk.changing(request) as visit:
+            project = await visit.project(project_id)
+            if project.archived_at is not None:
+                raise InvalidRequest("this project is archived")
+            service = IdentityService(visit.session, visit.now)
+            account = service.create_account(project, text_of(body, "name"))
+            await visit.session.flush()
+            terms = _terms(body, visit)
+            key = service.issue(project, terms, peppers=desk.peppers, account=account)
+            await visit.session.flush()
+            await visit.note("service_account.created", account.id, project.id, name=account.name)
+            await visit.note("api_key.created", key.id, project.id)
+            return {
+                **shapes.account(account),
+                "api_key": {
+                    "id": key.id,
+                    "object": "organization.project.service_account.api_key",
+                    "name": terms.name,
+                    "value": key.text,
+                    "created_at": shapes.seconds(visit.now),
+                    "expires_at": shapes.seconds(terms.expires_at),
+                },
+            }
+
+    @router.delete(ONE + "/service_accounts/{account_id}", **desk.needs(Right.KEYS))
+    async def delete_account(request: Request, project_id: str, account_id: str) -> Json:
+        async with desk.changing(request) as visit:
+            for account in await visit.rows.accounts(project_id):
+                if account.id == account_id:
+                    break
+            else:
+                raise ResourceNotFound("no service account of this id")
+            account.deleted_at = visit.now
+            for key in await visit.rows.keys(project_id):
+                if key.service_account_id == account_id:
+                    key.revoked_at = visit.now
+            await visit.note("service_account.deleted", account_id, project_id)
+            kind = "organization.project.service_account.deleted"
+            return {"id": account_id, "deleted": True, "object": kind}
+
+
+def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
+    needed = desk.needs(Right.ADMIN_KEYS)
+
+    @router.get(ROOT + "/admin_api_keys", **needed)
+    async def list_admin_keys(
+        request: Request, after: str | None = None, limit: int = 20, order: str = "asc"
+    ) -> Json:
+        async with desk.reading(request) as visit:
+            people = {row.id: row for row in await visit.rows.people()}
+            rows = await visit.rows.keys(None)
+            shown = [shapes.admin_key(row, people.get(row.user_id or "")) for row in rows]
+            return page(shown, after, limit, order=order)
+
+    @router.post(ROOT + "/admin_api_keys", **needed)
+    async def create_admin_key(request: Request) -> Json:
+        body = await body_of(request)
+        async with desk.changing(request) as visit:
+            service = IdentityService(visit.session, visit.now)
+            terms = _terms(body, visit)
+            person, role = await _acting_as(body, visit)
+            require_grant(visit.who, role)
+            key = service.issue_admin_of(
+                visit.who.organisation, terms, peppers=desk.peppers,
+                role=None if person else role, user=person.id if person else None,
+            )  # fmt: skip
+            await visit.session.flush()
+            await visit.note("api_key.created", key.id, role=role)
+            row = await _key(visit, None, key.id)
+            return {**shapes.admin_key(row, person), "value": key.text}
+
+    @router.get(ROOT + "/admin_api_keys/{key_id}", **needed)
+    async def retrieve_admin_key(request: Request, key_id: str) -> Json:
+        async with desk.reading(request) as visit:
+            row = await _key(visit, None, key_id)
+            return shapes.admin_key(row, await _person(row, visit))
+
+    @router.delete(ROOT + "/admin_api_keys/{key_id}", **needed)
+    async def delete_admin_key(request: Request, key_id: str) -> Json:
+        async with desk.changing(request) as visit:
+            row = await _key(visit, None, key_id)
+            person = await _person(row, visit)
+            require_grant(visit.who, Role(row.role or (person.role if person else Role.OWNER)))
+            row.revoked_at = visit.now
+            await visit.note("api_key.deleted", key_id)
+            kind = "organization.admin_api_key.deleted"
+            return {"id": key_id, "deleted": True, "object": kind}
+
+
+async def _person(row: ApiKey, visit: Visit) -> User | None:
+    return None if row.user_id is None else await visit.rows.person(row.user_id)
+
+
+async def _acting_as(body: Json, visit: Visit) -> tuple[User | None, Role]:
+    """Whose a new admin key is, and its role: a person's, the one given, or the maker's own."""
+    if body.get("user_id") is None:
+        own = min(roles_of(visit.who, None), key=list(Role).index)
+        return None, own if body.get("role") is None else role_in(body)
+    if body.get("role") is not None:
+        raise InvalidRequest("a key of a user has the user's role", param="role")
+    person = await visit.rows.person(text_of(body, "user_id"))
+    if person is None:
+        raise ResourceNotFound("no user of this id", param="user_id")
+    return person, Role(person.role)
+
+
+async def _key(visit: Visit, project: str | None, key_id: str) -> ApiKey:
+    for row in await visit.rows.keys(project):
+        if row.id == key_id:
+            return row
+    raise ResourceNotFound("no key of this id")
+
+
+def _terms(body: Json, visit: Visit) -> KeyTerms:
+    seconds = integer_of(body, "expires_in_seconds")
+    if seconds is not None and not 0 < seconds < 10**10:
+        raise InvalidRequest("expires_in_seconds must be positive", param="expires_in_seconds")
+    expires_at = visit.now + timedelta(seconds=seconds) if seconds else None
+    return KeyTerms(name=text_of(body, "name"), expires_at=expires_at)
