@@ -47,13 +47,13 @@ from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenization import Tokenization
 from gateway.inference.tokenizer import Tokenizer
 from gateway.inference.wire import MOST_PROMPTS
-from gateway.limits.limiter import RateLimiter, Spending, memory_limiter, redis_limiter
+from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
 from gateway.metrics_page import MetricsPage
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
-from gateway.spending import LedgerSpending
+from gateway.spending import LedgerSpending, settle_orphans
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.recorder import Recorder
@@ -130,11 +130,11 @@ class Application:
                 database,
                 live_from=recorder.first_segment,
                 lookup=self._lookup,
+                inherited=lambda events: settle_orphans(limiter, events),
                 patience_s=settings.orphan_patience_s,
             )
             stack.push_async_callback(ledger.settle)
-            spending = LedgerSpending(database, ledger.settle)
-            limiter = self._limiter(snapshot, spending)
+            limiter = self._limiter(snapshot, LedgerSpending(database, ledger))
             stack.push_async_callback(limiter.close)
             self._health = Health(
                 self._fleet,
@@ -244,19 +244,24 @@ class Application:
             self._announcer = redis.connect(url, timeout_s=self._settings.limit_deadline_s)
         return tasks
 
-    def _limiter(self, snapshot: LiveSnapshot, spending: Spending) -> RateLimiter:
-        url, deadline = self._settings.redis_url, self._settings.limit_deadline_s
-        if url is None:
-            return memory_limiter(rules=snapshot.rules, spending=spending)
+    def _limiter(self, snapshot: LiveSnapshot, spending: LedgerSpending) -> RateLimiter:
+        settings = self._settings
+        more = {"rules": snapshot.rules, "spending": spending, "costs": spending.costs}
+        if settings.redis_url is None:
+            return memory_limiter(**more)
         return redis_limiter(
-            redis.connect(url, timeout_s=deadline),
-            deadline_s=deadline,
-            rules=snapshot.rules,
-            spending=spending,
+            redis.connect(settings.redis_url, timeout_s=settings.limit_deadline_s),
+            deadline_s=settings.limit_deadline_s,
+            recovery_s=settings.limit_recovery_s,
+            **more,
         )
 
     async def _lookup(self, request: str) -> Counts | None:
-        """What the engines recorded of a request that our last run did not finish."""
+        """What the engines recorded of a request that our last run did not finish.
+
+        Without a boot where every engine answers and knows nothing; None where some do not answer.
+        """
+        all_answered = bool(self._fleet.members) and all(m.client for m in self._fleet.members)
         names = [request, *(f"{request}-{i}" for i in range(MOST_PROMPTS))]  # see Order.submits
         for member in self._fleet.ready:
             if (client := member.client) is None:
@@ -264,6 +269,7 @@ class Application:
             try:
                 known = [counts for counts in await client.counts(names) if counts.boot]
             except (EngineLost, TimeoutError):
+                all_answered = False
                 continue
             if known:
                 return Counts(
@@ -271,9 +277,10 @@ class Application:
                     boot=known[0].boot,
                     prompt_tokens=sum(counts.prompt_tokens for counts in known),
                     completion_tokens=sum(counts.completion_tokens for counts in known),
+                    cached_tokens=sum(counts.cached_tokens for counts in known),
                     # Of an earlier boot nothing more will come.
                     finished=all(
                         counts.finished or counts.boot != client.welcome.boot for counts in known
                     ),
                 )
-        return None
+        return Counts(request, "", 0, 0, True) if all_answered else None

@@ -105,6 +105,7 @@ class Settings:
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
     limit_deadline_s: float = 0.25  # longest wait for the limit store
+    limit_recovery_s: float = 3.0  # until a Redis that began empty is told all that runs
     settle_interval_s: float = 0.5  # how often the usage log goes to the database
     orphan_patience_s: float = 60.0  # how long engines may take to tell of a dead run's requests
     max_adapter_bytes: int = 8 << 30  # of one upload

@@ -7,6 +7,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.member import Member
 
 STALE_SECONDS = 60.0  # a view older than this may still honour a revoked key: send nobody here
+DEGRADED = "degraded: a local share of rates, nothing new against budgets"
 
 
 class Health:
@@ -42,7 +43,7 @@ class Health:
             "ready": self.ready,
             "stopping": self.stopping,
             "usage_log": "written" if self._records() else "refused by the disk",
-            "limits": "shared" if self._shared_limits() else "degraded: a local share",
+            "limits": "shared" if self._shared_limits() else DEGRADED,
             "snapshot_age_seconds": round(self._snapshot_age(), 3),
             "engines": [
                 {"engine": number, "up": member.client is not None}

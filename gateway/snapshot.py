@@ -223,19 +223,21 @@ class LiveSnapshot:
             GrantEntry(owner=row.project_id, name=row.name, grantee=row.grantee_id)
             for row in await catalog.grants()
         ]
+        ledger = LedgerRepository(session)
         payers = await IdentityRepository(session).organisations()
         rules = await rule_book(
             session,
             plans={row.id: row.plan_id for row in payers if row.plan_id},
             prepaid=frozenset(row.id for row in payers if row.billing == PREPAID),
             now=datetime.now(UTC),
+            version=await ledger.corrections(),
         )
         return Snapshot(
             epoch,
             KeyDirectory(keys, self._peppers),
             Catalogue(self._base_model, self._created, adapters, aliases, grants),
             rules,
-            await LedgerRepository(session).price_book(),
+            await ledger.price_book(),
             {
                 row.id: row.ends_at.timestamp()
                 for row in await catalog.ending(datetime.now(UTC) - REMEMBERED)

@@ -1,48 +1,136 @@
-"""What the ledger says was spent of a budget: where counters of money begin.
+"""Where the ledger and the limits meet: what was spent of a budget, and what the dead left held.
 
-The usage log of this gateway is settled first, so that nothing it knows is missing.
+The usage log of this gateway is settled before the ledger is asked, so that nothing it knows is
+missing. While a request of an earlier run is not accounted for, no sum that could lack it is said.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from gateway.db import Database, DatabaseUnavailable
-from gateway.errors import QuotaBackendUnavailable
+from gateway.errors import Conflict, QuotaBackendUnavailable
+from gateway.identity.principal import Principal
+from gateway.limits.limiter import RateLimiter
 from gateway.limits.models import Level
-from gateway.limits.rules import Rule
+from gateway.limits.rules import Rule, Use
+from gateway.usage.event import Event, time_of
+from gateway.usage.models import UsageEvent
+from gateway.usage.record import Started
 from gateway.usage.report import Only, UsageReport, Window
+from gateway.usage.repository import LedgerRepository
 
 RETRY_S = 1.0
 AHEAD = timedelta(minutes=5)  # clocks of gateways may differ by this
 
 
+class Settling(Protocol):
+    """This gateway's own log on its way into the ledger."""
+
+    @property
+    def orphans(self) -> Sequence[Started]: ...
+
+    async def settle(self) -> int: ...
+
+
 class LedgerSpending:
-    """Called as a ``gateway.limits.limiter.Spending``."""
+    """A ``gateway.limits.seeding.Spending``."""
 
-    def __init__(self, database: Database, settle: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, database: Database, ledger: Settling) -> None:
         self._database = database
-        self._settle = settle
+        self._ledger = ledger
 
-    async def __call__(self, rule: Rule, now: datetime) -> int:
-        """Nano-dollars in the rule's present period. Raises QuotaBackendUnavailable."""
-        period = rule.period_at(now)
-        start = period.start if period else rule.since or now
-        window = Window(start, max(now + AHEAD, start + AHEAD))
+    async def __call__(self, rule: Rule, now: datetime, without: Sequence[str] = ()) -> int:
+        """Nano-dollars in the rule's period. Raises QuotaBackendUnavailable."""
+        window = window_of(rule, now)
         try:
-            await self._settle()
+            await self._ledger.settle()
+            if any(_pays(rule, window, orphan) for orphan in self._ledger.orphans):
+                raise QuotaBackendUnavailable(
+                    "What ran when this server was stopped is being accounted for.",
+                    retry_after=RETRY_S,
+                )
             async with self._database.reading() as session:
                 report = UsageReport(session, rule.organisation)
                 lines = await report.lines(window, ("model",), only=_only(rule))
-        except DatabaseUnavailable as error:
+                own = await LedgerRepository(session).charged(without)
+        except (DatabaseUnavailable, Conflict) as error:
             raise QuotaBackendUnavailable(
                 "Budgets cannot be checked at the moment.", retry_after=RETRY_S
             ) from error
-        wanted = rule.subject.model
-        return sum(
-            line.usage.cost.total
-            for line in lines
-            if not wanted or line.group[0].partition("@")[0] == wanted
+        total = sum(line.usage.cost.total for line in lines if _is_for(rule, line.group[0]))
+        return total - sum(event.cost_nano or 0 for event in own if _charges(rule, window, event))
+
+    async def costs(self, requests: Sequence[str]) -> Mapping[str, int]:
+        """Of those that are in the ledger. Raises QuotaBackendUnavailable."""
+        try:
+            async with self._database.reading() as session:
+                events = await LedgerRepository(session).charged(requests)
+        except DatabaseUnavailable as error:
+            raise QuotaBackendUnavailable("The ledger cannot be read at the moment.") from error
+        return {event.id: event.cost_nano or 0 for event in events}
+
+
+async def settle_orphans(limiter: RateLimiter, events: Sequence[Event]) -> None:
+    """What an earlier run of this gateway had reserved for these goes back."""
+    for event in events:
+        principal = Principal(
+            organisation=event.organisation_id,
+            project=event.project_id,
+            project_name="",
+            key=event.key_id,
+            tenant="",
         )
+        await limiter.settle_orphan(
+            principal,
+            event.id,
+            Use(event.model.partition("@")[0], event.user_id),
+            event.started_at,
+            used=event.prompt_tokens - event.cached_tokens + event.completion_tokens,
+            nano=event.cost_nano or 0,
+        )
+
+
+def window_of(rule: Rule, now: datetime) -> Window:
+    period = rule.period_at(now)
+    start = period.start if period else rule.since or now
+    end = max(now, start) + AHEAD
+    return Window(start, min(period.end, end) if period else end)
+
+
+def _pays(rule: Rule, window: Window, request: Started) -> bool:
+    """Whether a request is paid for from this budget."""
+    return (
+        request.organisation == rule.organisation
+        and window.start <= time_of(request.at_ns) < window.end
+        and _is_for(rule, request.model)
+        and _is_of(rule, request.project, request.key, request.user)
+    )
+
+
+def _charges(rule: Rule, window: Window, event: UsageEvent) -> bool:
+    return (
+        event.organisation_id == rule.organisation
+        and window.start <= event.started_at < window.end
+        and _is_for(rule, event.model)
+        and _is_of(rule, event.project_id, event.key_id, event.user_id)
+    )
+
+
+def _is_for(rule: Rule, model: str) -> bool:
+    return rule.subject.model in ("", model.partition("@")[0])
+
+
+def _is_of(rule: Rule, project: str, key: str, user: str) -> bool:
+    subject = rule.subject
+    match subject.level:
+        case Level.PROJECT:
+            return subject.id == project
+        case Level.KEY:
+            return subject.id == key
+        case Level.CUSTOMER:
+            return subject.id == f"{project}/{user}"
+    return True
 
 
 def _only(rule: Rule) -> Only:

@@ -91,7 +91,7 @@ async def settle(desk: Desk, _arguments: argparse.Namespace) -> Row:
 
 async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
     prices = (arguments.input, arguments.cached_input, arguments.output)
-    async with desk.database.unit_of_work() as session:
+    async with desk.database.publish() as session:  # what runs is admitted by it
         price = PriceList(session, desk.now).set(
             arguments.model,
             prices,

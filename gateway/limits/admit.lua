@@ -1,12 +1,13 @@
 -- Take everything that is asked, or nothing. memory.py says the same in Python, bucket.py the rates.
 -- KEYS: the counters, then perhaps the lease
--- ARGV: lease ms, slot ms, busy ms; for each counter: kind, unit, limit, cost, least, end of period
+-- ARGV: lease ms, slot ms, busy ms; for each counter: kind, unit, limit, cost, least, end of period,
+--   version
 -- Returns: {wait in ms (0: taken), index of the binding one, money, then level and held of each};
 --   or {-1, indexes of budgets whose spending is not known here}
 local UNIT, TIRED, LATE = 60000, 1e15, 7200000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local count = (#ARGV - 3) / 6
+local count = (#ARGV - 3) / 7
 local lease, lease_ms, slot_ms, busy_ms = KEYS[count + 1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 
 local function whole(number) return string.format('%.0f', number) end
@@ -22,11 +23,11 @@ end
 
 local asks, unseeded, money = {}, {-1}, -1
 for i = 1, count do
-  local at = 3 + (i - 1) * 6
+  local at = 3 + (i - 1) * 7
   local ask = {
     key = KEYS[i], kind = ARGV[at + 1], unit = ARGV[at + 2], limit = tonumber(ARGV[at + 3]),
     cost = tonumber(ARGV[at + 4]), least = tonumber(ARGV[at + 5]), ends = tonumber(ARGV[at + 6]),
-    level = 0, held = 0,
+    version = tonumber(ARGV[at + 7]), level = 0, held = 0,
   }
   if ask.kind == 'r' then
     ask.bucket = bucket(ask.key, ask.limit)
@@ -37,7 +38,12 @@ for i = 1, count do
     redis.call('ZREMRANGEBYSCORE', ask.key, '-inf', now)
     ask.level = redis.call('ZCARD', ask.key)
   else
-    local found = redis.call('HMGET', ask.key, 'spent', 'held')
+    local found = redis.call('HMGET', ask.key, 'spent', 'held', 'version')
+    if found[1] and tonumber(found[3] or '0') < ask.version then
+      redis.call('HDEL', ask.key, 'spent')
+      redis.call('HSET', ask.key, 'doubted', whole(now))
+      found[1] = false
+    end
     if not found[1] then
       unseeded[#unseeded + 1] = i - 1
     else

@@ -7,7 +7,8 @@ admitted against one, and what runs ends with the money that it has reserved.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,12 +16,13 @@ from redis.exceptions import RedisError
 
 from gateway.errors import QuotaBackendUnavailable
 from gateway.limits.memory import MemoryStore
-from gateway.limits.store import Ask, Extension, Kind, Open, Store, Verdict
+from gateway.limits.store import Ask, Extension, Kind, Open, Purse, Store, Verdict
 
 log = logging.getLogger(__name__)
 
 FAILURES_TO_OPEN = 3  # in a row; from then on the store is asked only every RETRY_S
 RETRY_S = 1.0
+MOST_STRAYS = 10_000
 Answer = TypeVar("Answer")
 
 
@@ -42,6 +44,7 @@ class DegradingStore:
         self._clock = clock
         self._failures = 0
         self._retry_at = 0.0
+        self._strays: deque[str] = deque(maxlen=MOST_STRAYS)  # perhaps taken, and never used
         self.local_grants = 0  # taken from the local share; for the metrics
 
     @property
@@ -52,10 +55,10 @@ class DegradingStore:
         verdict = await self._ask(self._shared.take(asks, lease))
         if verdict is not None:
             return verdict
+        if lease is not None and self._failures < FAILURES_TO_OPEN:
+            self._strays.append(lease)
         if any(ask.kind is Kind.MONEY for ask in asks):
-            raise QuotaBackendUnavailable(
-                "Budgets cannot be checked at the moment.", retry_after=RETRY_S
-            )
+            raise unavailable()
         verdict = await self._local.take([self._share(ask) for ask in asks], lease)
         self.local_grants += verdict.wait_ms == 0
         return verdict
@@ -64,31 +67,64 @@ class DegradingStore:
         return await self._ask(self._shared.extend(asks, lease, held=held)) or Extension(0)
 
     async def settle(
-        self, lease: str, *, tokens: int, money: int, lost: Sequence[Ask] = ()
+        self,
+        lease: str,
+        *,
+        tokens: int,
+        money: int,
+        lost: Sequence[Ask] = (),
+        orphan: bool = False,
     ) -> bool:
         if self._local.holds(lease):
             return await self._local.settle(lease, tokens=tokens, money=money)
-        settled = self._shared.settle(lease, tokens=tokens, money=money, lost=lost)
+        settled = self._shared.settle(lease, tokens=tokens, money=money, lost=lost, orphan=orphan)
         return await self._ask(settled) is not None
 
-    async def seed(self, ask: Ask, spent: int) -> None:
-        if await self._ask(_done(self._shared.seed(ask, spent))) is None:
-            raise QuotaBackendUnavailable(
-                "Budgets cannot be checked at the moment.", retry_after=RETRY_S
-            )
+    async def seed(self, ask: Ask, spent: int, *, known: Collection[str]) -> int:
+        return await self._need(self._shared.seed(ask, spent, known=known))
+
+    async def enter(self, ask: Ask, leases: Sequence[Open]) -> None:
+        await self._need(_done(self._shared.enter(ask, leases)))
+
+    async def known(self, key: str) -> list[str]:
+        return await self._need(self._shared.known(key))
+
+    async def watch(self) -> bool:
+        await self._give_back_strays()
+        return await self._ask(self._shared.watch()) or False
 
     async def renew(self, leases: Sequence[tuple[str, Sequence[str]]]) -> None:
         await self._local.renew(leases)
         await self._ask(self._shared.renew(leases))
 
-    async def prune(self, keys: Sequence[str]) -> None:
-        await self._ask(self._shared.prune(keys))
+    async def overdue(self, key: str) -> list[str]:
+        return await self._ask(self._shared.overdue(key)) or []
+
+    async def release(self, key: str, lease: str) -> None:
+        await self._ask(self._shared.release(key, lease))
+
+    async def purses(self) -> list[Purse]:
+        return await self._need(self._shared.purses())
 
     async def reservations(self, key: str) -> list[Open]:
         return await self._ask(self._shared.reservations(key)) or []
 
     async def close(self) -> None:
         await self._shared.close()
+
+    async def _give_back_strays(self) -> None:
+        """A store that answered too late may have taken what it was asked for."""
+        while self._strays:
+            lease = self._strays[0]
+            if await self._ask(_done(self._shared.settle(lease, tokens=0, money=0))) is None:
+                return
+            self._strays.popleft()
+
+    async def _need(self, question: Coroutine[Any, Any, Answer]) -> Answer:
+        answer = await self._ask(question)
+        if answer is None:
+            raise unavailable()
+        return answer
 
     async def _ask(self, question: Coroutine[Any, Any, Answer]) -> Answer | None:
         """None: no answer."""
@@ -117,6 +153,10 @@ class DegradingStore:
         return replace(ask, limit=limit, cost=min(ask.cost, limit))
 
 
-async def _done(work: Coroutine[Any, Any, None]) -> bool:
+def unavailable() -> QuotaBackendUnavailable:
+    return QuotaBackendUnavailable("Budgets cannot be checked at the moment.", retry_after=RETRY_S)
+
+
+async def _done(work: Coroutine[Any, Any, Any]) -> bool:
     await work
     return True

@@ -1,13 +1,15 @@
 """Capacity taken for one request, and the seam behind which it is counted."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from gateway.identity.principal import Principal
+from gateway.limits.bucket import remaining, reset_seconds
 from gateway.limits.rules import Rule, Use
-from gateway.limits.store import Ask
+from gateway.limits.store import Ask, Kind, Unit, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +26,41 @@ class Headroom:
     def headers(self) -> dict[str, str]:
         """The ``x-ratelimit-*`` headers of an answer, for the limits that are set."""
         headers = {}
-        for unit, limit, remaining, reset in (
+        for unit, limit, left, reset in (
             ("requests", self.limit_requests, self.remaining_requests, self.reset_requests),
             ("tokens", self.limit_tokens, self.remaining_tokens, self.reset_tokens),
         ):
             if limit is not None:
                 headers[f"x-ratelimit-limit-{unit}"] = str(limit)
-                headers[f"x-ratelimit-remaining-{unit}"] = str(remaining)
+                headers[f"x-ratelimit-remaining-{unit}"] = str(left)
                 headers[f"x-ratelimit-reset-{unit}"] = duration(reset)
         return headers
+
+
+def headroom_of(asks: Sequence[Ask], verdict: Verdict, now: datetime) -> Headroom:
+    """Of each unit, the limit that has the smallest share left."""
+    facts: dict[Unit, tuple[float, int, int, float]] = {}
+    for ask, level in zip(asks, verdict.levels, strict=True):
+        if ask.unit not in (Unit.REQUESTS, Unit.TOKENS):
+            continue
+        if ask.kind is Kind.RATE:
+            left, reset = remaining(level, ask.limit), reset_seconds(level, ask.limit)
+        else:
+            left, reset = max(0, ask.limit - level), ask.ends_ms / 1000 - now.timestamp()
+        fact = (left / ask.limit if ask.limit else 0.0, ask.limit, left, max(0.0, reset))
+        facts[ask.unit] = min(fact, facts.get(ask.unit, fact))
+    _, limit_requests, left_requests, reset_requests = facts.get(
+        Unit.REQUESTS, (0.0, None, None, 0.0)
+    )
+    _, limit_tokens, left_tokens, reset_tokens = facts.get(Unit.TOKENS, (0.0, None, None, 0.0))
+    return Headroom(
+        limit_requests=limit_requests,
+        remaining_requests=left_requests,
+        reset_requests=reset_requests,
+        limit_tokens=limit_tokens,
+        remaining_tokens=left_tokens,
+        reset_tokens=reset_tokens,
+    )
 
 
 def duration(seconds: float) -> str:

@@ -7,38 +7,51 @@ cannot help, ``x-should-retry`` says so: official clients would otherwise ask ag
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway import redis as names
+from gateway.errors import QuotaBackendUnavailable
 from gateway.identity.principal import Principal
-from gateway.limits.bucket import remaining, reset_seconds
 from gateway.limits.degrading import DegradingStore
-from gateway.limits.lease import Demand, Headroom, Lease, More
+from gateway.limits.lease import Demand, Headroom, Lease, More, headroom_of
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis_store import RedisStore
 from gateway.limits.refusal import budget_code, budget_message, refusal, too_large, unpriced
 from gateway.limits.rules import Rule, RuleBook, Use
-from gateway.limits.store import RENEW_S, Ask, Kind, Open, Store, Unit, Verdict
+from gateway.limits.seeding import Seeder, Spending, nothing_spent
+from gateway.limits.store import RENEW_S, Ask, Kind, Open, Purse, Store, Unit, Verdict
 
 log = logging.getLogger(__name__)
 
 ANY_USE = Use()
 MOST_UNSETTLED = 100_000  # the reservations of others expire
-PRUNE_EVERY = 4  # renewals between two looks for reservations that expired
-Spending = Callable[[Rule, datetime], Awaitable[int]]  # what the ledger says, for this period
+WATCH_S = 1.0
+PRUNE_S = 60.0
+Costs = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]  # of requests in the ledger
 
 
-async def nothing_spent(rule: Rule, now: datetime) -> int:
-    return 0
+async def nothing_known(requests: Sequence[str]) -> Mapping[str, int]:
+    return {}
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settlement:
+    """One that the store has yet to hear of."""
+
+    lease: str
+    tokens: int
+    nano: int
+    lost: tuple[Ask, ...] = ()
+    orphan: bool = False
 
 
 class RateLimiter:
@@ -50,16 +63,18 @@ class RateLimiter:
         *,
         rules: Callable[[], RuleBook] = RuleBook,
         spending: Spending = nothing_spent,
+        costs: Costs = nothing_known,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._store = store
         self._rules = rules
-        self._spending = spending
+        self._costs = costs
         self._now = now
         self._open: dict[str, Lease] = {}
-        self._unsettled: deque[tuple[str, int, int]] = deque(maxlen=MOST_UNSETTLED)
-        self._purses: dict[str, Rule] = {}  # budgets met since the last look, by counter
-        self._seeding: dict[str, asyncio.Task[None]] = {}
+        self._held: dict[str, int] = {}  # lease -> what it holds of each budget by now
+        self._unsettled: deque[_Settlement] = deque(maxlen=MOST_UNSETTLED)
+        self._purses: dict[str, Ask] = {}  # budgets met since the last look, by counter
+        self._seeder = Seeder(store, spending, self._holdings)
 
     @property
     def open(self) -> int:
@@ -113,28 +128,35 @@ class RateLimiter:
     async def extend(self, lease: Lease, *, held: int, want: int, least: int) -> More:
         """Between ``least`` and ``want`` nano-dollars more, of every budget; or none of any."""
         asks = [
-            Ask(a.key, a.kind, a.unit, rule.limit, want, least, a.ends_ms, a.soft)
-            for (rule, a) in lease.purses
+            replace(ask, limit=rule.limit, cost=want, least=least) for rule, ask in lease.purses
         ]
         found = await self._store.extend(asks, lease.name, held=held)
         if found.unseeded:
-            await self._seed([rule for rule, _ in lease.purses], asks, lease.at or self._now())
+            rules = [rule for rule, _ in lease.purses]
+            await self._seeder.seed(rules, asks, lease.at or self._now())
             found = await self._store.extend(asks, lease.name, held=held)
         if found.money:
+            self._held[lease.name] = held + found.money
             return More(found.money)
         rule = lease.purses[found.binding][0]
         return More(0, budget_code(rule), budget_message(rule))
 
     async def settle(self, lease: Lease, used: int, nano: int = 0) -> None:
+        await self._seeder.entered()
         if self._open.pop(lease.request, None) is None:
             return
-        lost = [ask for _, ask in lease.purses]
-        if not await self._store.settle(lease.name, tokens=used, money=nano, lost=lost):
-            self._unsettled.append((lease.name, used, nano))
+        self._held.pop(lease.name, None)
+        lost = tuple(ask for _, ask in lease.purses)
+        await self._settle(_Settlement(lease.name, used, nano, lost))
 
-    async def settle_orphan(self, organisation: str, request: str, used: int, nano: int) -> None:
-        """A request whose gateway died: what its lease still holds goes back."""
-        await self._store.settle(lease_name(organisation, request), tokens=used, money=nano)
+    async def settle_orphan(
+        self, principal: Principal, request: str, use: Use, at: datetime, *, used: int, nano: int
+    ) -> None:
+        """A request whose gateway died: what its lease still holds goes back, once."""
+        budgets = [r for r in self._rules().of(principal, use) if r.kind is Kind.MONEY]
+        lost = tuple(rule.ask(0, at) for rule in budgets)
+        name = lease_name(principal.organisation, request)
+        await self._settle(_Settlement(name, used, nano, lost, orphan=True))
 
     async def headroom(self, principal: Principal, use: Use = ANY_USE) -> Headroom:
         rules = [r for r in self._rules().of(principal, use) if r.kind in (Kind.RATE, Kind.COUNT)]
@@ -154,25 +176,51 @@ class RateLimiter:
         asks = [rule.ask(0, now) for rule in rules]
         return await self._take(rules, asks, None, now)
 
+    async def purses(self) -> list[Purse]:
+        """Every counter of money there is."""
+        return await self._store.purses()
+
     async def run(self) -> None:
-        """Hold the slots of what runs, for ever. A store that is away is asked again later."""
-        turn = 0
+        """Hold what runs, for ever. A store that is away is asked again later."""
+        second = 0
         while True:
-            await asyncio.sleep(RENEW_S)
-            turn += 1
+            await asyncio.sleep(WATCH_S)
+            second += 1
             try:
-                await self.renew()
-                if turn % PRUNE_EVERY == 0:
-                    purses, self._purses = self._purses, {}
-                    await self._store.prune(list(purses))
-            except (RedisError, OSError) as error:
-                log.info("slots not renewed: %s", error)
+                await self.watch()
+                if second % RENEW_S == 0:
+                    await self.renew()
+                if second % PRUNE_S == 0:
+                    await self.prune()
+            except (RedisError, OSError, QuotaBackendUnavailable) as error:
+                log.info("limits not renewed: %s", error)
+
+    async def watch(self) -> None:
+        """Tell a store that lost everything what runs, and any store what it missed."""
+        if await self._store.watch():
+            log.warning("the limit store began anew: what runs is entered again")
+            purses = {ask.key: ask for each in self._open.values() for _, ask in each.purses}
+            await self._seeder.enter(list(purses.values()))
+        await self._settle_late()
 
     async def renew(self) -> None:
         await self._settle_late()
         held = [(lease.name, lease.slots) for lease in self._open.values() if lease.slots]
         if held:
             await self._store.renew(held)
+
+    async def prune(self) -> None:
+        """Reservations that nobody settled in time are charged as the ledger says, or let go."""
+        met, self._purses = self._purses, {}
+        for ask in met.values():
+            late = {name.rpartition(":")[2]: name for name in await self._store.overdue(ask.key)}
+            charged = await self._costs(list(late)) if late else {}
+            for request, name in late.items():
+                if request in charged:
+                    owed = charged[request]
+                    await self._settle(_Settlement(name, 0, owed, (ask,), orphan=True))
+                else:
+                    await self._store.release(ask.key, name)
 
     @property
     def degraded(self) -> bool:
@@ -182,17 +230,32 @@ class RateLimiter:
     async def close(self) -> None:
         await self._store.close()
 
+    async def _settle(self, each: _Settlement) -> None:
+        told = await self._store.settle(
+            each.lease, tokens=each.tokens, money=each.nano, lost=each.lost, orphan=each.orphan
+        )
+        if not told:  # the next time it may have heard this one: then nothing is to be charged
+            self._unsettled.append(replace(each, orphan=True))
+
     async def _settle_late(self) -> None:
         """What the store missed. A store that has forgotten the lease reads the ledger anyway."""
         waiting, self._unsettled = self._unsettled, deque(maxlen=MOST_UNSETTLED)
-        for name, used, nano in waiting:
-            if not await self._store.settle(name, tokens=used, money=nano):
-                self._unsettled.append((name, used, nano))
+        for each in waiting:
+            await self._settle(each)
+
+    def _holdings(self, key: str) -> list[Open]:
+        return [
+            Open(lease.name, self._held[lease.name])
+            for lease in self._open.values()
+            if any(ask.key == key for _, ask in lease.purses)
+        ]
 
     def _remember(self, lease: Lease) -> Lease:
         self._open[lease.request] = lease
-        for rule, ask in lease.purses:
-            self._purses[ask.key] = rule
+        if lease.purses:
+            self._held[lease.name] = lease.money
+        for _, ask in lease.purses:
+            self._purses[ask.key] = ask
         return lease
 
     async def _take(
@@ -201,25 +264,9 @@ class RateLimiter:
         verdict = await self._store.take(asks, name)
         while verdict.unseeded:
             missing = verdict.unseeded
-            await self._seed([rules[i] for i in missing], [asks[i] for i in missing], now)
+            await self._seeder.seed([rules[i] for i in missing], [asks[i] for i in missing], now)
             verdict = await self._store.take(asks, name)
         return verdict
-
-    async def _seed(self, rules: Sequence[Rule], asks: Sequence[Ask], now: datetime) -> None:
-        """Counters of money begin with what the ledger says; many who ask at once read it once."""
-        for rule, ask in zip(rules, asks, strict=True):
-            task = self._seeding.get(ask.key)
-            if task is None:
-                task = asyncio.create_task(self._seed_one(rule, ask, now))
-                self._seeding[ask.key] = task
-                task.add_done_callback(partial(self._seeded, ask.key))
-            await asyncio.shield(task)
-
-    def _seeded(self, key: str, _task: asyncio.Task[None]) -> None:
-        self._seeding.pop(key, None)
-
-    async def _seed_one(self, rule: Rule, ask: Ask, now: datetime) -> None:
-        await self._store.seed(ask, await self._spending(rule, now))
 
     async def _look(self, rules: Sequence[Rule], now: datetime) -> Headroom:
         asks = [rule.ask(0, now) for rule in rules if rule.limit and rule.kind is not Kind.MONEY]
@@ -230,9 +277,14 @@ def memory_limiter(**more: object) -> RateLimiter:
     return RateLimiter(MemoryStore(), **more)  # type: ignore[arg-type]
 
 
-def redis_limiter(redis: Redis, *, deadline_s: float, **more: object) -> RateLimiter:
-    """Closes the client when it is closed. Without Redis it goes on with a local share."""
-    shared = RedisStore(redis)
+def redis_limiter(
+    redis: Redis, *, deadline_s: float, recovery_s: float = 0.0, **more: object
+) -> RateLimiter:
+    """Closes the client when it is closed. Without Redis it goes on with a local share.
+
+    ``recovery_s``: within it every gateway tells a Redis that began empty what it knows.
+    """
+    shared = RedisStore(redis, recovery_ms=int(recovery_s * 1000))
     store = DegradingStore(shared, deadline_s=deadline_s, replicas=lambda: shared.gateways)
     return RateLimiter(store, **more)  # type: ignore[arg-type]
 
@@ -260,29 +312,3 @@ def _wanted(rule: Rule, tokens: int, demand: Demand | None, now: datetime) -> As
     cost = demand.price.worst(demand.prompt, demand.block + demand.slack)
     least = demand.price.worst(demand.prompt, 1 + demand.slack)
     return rule.ask(max(1, cost), now, least=max(1, least))
-
-
-def headroom_of(asks: Sequence[Ask], verdict: Verdict, now: datetime) -> Headroom:
-    """Of each unit, the limit that has the smallest share left."""
-    facts: dict[Unit, tuple[float, int, int, float]] = {}
-    for ask, level in zip(asks, verdict.levels, strict=True):
-        if ask.unit not in (Unit.REQUESTS, Unit.TOKENS):
-            continue
-        if ask.kind is Kind.RATE:
-            left, reset = remaining(level, ask.limit), reset_seconds(level, ask.limit)
-        else:
-            left, reset = max(0, ask.limit - level), ask.ends_ms / 1000 - now.timestamp()
-        fact = (left / ask.limit if ask.limit else 0.0, ask.limit, left, max(0.0, reset))
-        facts[ask.unit] = min(fact, facts.get(ask.unit, fact))
-    _, limit_requests, left_requests, reset_requests = facts.get(
-        Unit.REQUESTS, (0.0, None, None, 0.0)
-    )
-    _, limit_tokens, left_tokens, reset_tokens = facts.get(Unit.TOKENS, (0.0, None, None, 0.0))
-    return Headroom(
-        limit_requests=limit_requests,
-        remaining_requests=left_requests,
-        reset_requests=reset_requests,
-        limit_tokens=limit_tokens,
-        remaining_tokens=left_tokens,
-        reset_tokens=reset_tokens,
-    )

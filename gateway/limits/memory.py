@@ -1,18 +1,20 @@
 """Counters in this process, for one gateway alone. Belongs to one event loop."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from gateway.limits.bucket import UNIT, Bucket, Held, refund, wait_ms
 from gateway.limits.store import (
     BUSY_MS,
     LEASE_MS,
+    READ_AGAIN,
     SLOT_MS,
     Ask,
     Extension,
     Kind,
     Open,
+    Purse,
     Unit,
     Verdict,
 )
@@ -38,10 +40,12 @@ class _Count:
 
 @dataclass(slots=True)
 class _Purse:
-    spent: int
     ends_ms: int
+    spent: int | None = None  # None: the ledger is to be read
+    version: int = 0
     held: int = 0
     open: dict[str, int] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)  # settled while it was unseeded
 
 
 @dataclass(slots=True)
@@ -73,9 +77,7 @@ class MemoryStore:
     async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict:
         now = self._clock_ms()
         self._sweep(now)
-        unseeded = [
-            i for i, a in enumerate(asks) if a.kind is Kind.MONEY and a.key not in self._purses
-        ]
+        unseeded = [i for i, a in enumerate(asks) if a.kind is Kind.MONEY and self._is_unseeded(a)]
         if unseeded:
             return Verdict(0, 0, [], [], unseeded=unseeded)
         money = self._affordable(asks)
@@ -92,7 +94,7 @@ class MemoryStore:
         )
 
     async def extend(self, asks: Sequence[Ask], lease: str, *, held: int) -> Extension:
-        if any(ask.key not in self._purses for ask in asks):
+        if any(self._is_unseeded(ask) for ask in asks):
             return Extension(0, unseeded=True)
         missing = [0 if lease in self._purses[ask.key].open else held for ask in asks]
         rooms = [
@@ -108,21 +110,44 @@ class MemoryStore:
         return Extension(money)
 
     async def settle(
-        self, lease: str, *, tokens: int, money: int, lost: Sequence[Ask] = ()
+        self,
+        lease: str,
+        *,
+        tokens: int,
+        money: int,
+        lost: Sequence[Ask] = (),
+        orphan: bool = False,
     ) -> bool:
         entry = self._leases.pop(lease, None)
         if entry is None:
             for ask in lost:
-                if purse := self._purses.get(ask.key):
-                    purse.held -= purse.open.pop(lease, 0)
-                    purse.spent += money
+                self._charge(ask.key, lease, money, always=not orphan)
             return True
         for ask in entry.asks:
             self._give_back(ask, lease, entry, tokens=tokens, money=money)
         return True
 
-    async def seed(self, ask: Ask, spent: int) -> None:
-        self._purses.setdefault(ask.key, _Purse(spent, ask.ends_ms))
+    async def seed(self, ask: Ask, spent: int, *, known: Collection[str]) -> int:
+        purse = self._purses.setdefault(ask.key, _Purse(ask.ends_ms))
+        if purse.spent is None:
+            if not (purse.open.keys() | purse.done.keys()) <= set(known):
+                return READ_AGAIN
+            purse.spent, purse.version = spent + sum(purse.done.values()), ask.version
+            purse.done.clear()
+        return 0
+
+    async def enter(self, ask: Ask, leases: Sequence[Open]) -> None:
+        purse = self._purses.setdefault(ask.key, _Purse(ask.ends_ms))
+        for each in leases:
+            if each.lease not in purse.open and each.lease not in purse.done:
+                self._hold(ask.key, each.lease, each.nano)
+
+    async def known(self, key: str) -> list[str]:
+        purse = self._purses.get(key)
+        return [*purse.open, *purse.done] if purse else []
+
+    async def watch(self) -> bool:
+        return False
 
     async def renew(self, leases: Sequence[tuple[str, Sequence[str]]]) -> None:
         until = self._clock_ms() + SLOT_MS
@@ -131,8 +156,17 @@ class MemoryStore:
                 if lease in self._slots.get(key, {}):
                     self._slots[key][lease] = until
 
-    async def prune(self, keys: Sequence[str]) -> None:
-        """Done while taking."""
+    async def overdue(self, key: str) -> list[str]:
+        return []  # who could settle them shares our fate
+
+    async def release(self, key: str, lease: str) -> None:
+        """Nothing is overdue."""
+
+    async def purses(self) -> list[Purse]:
+        return [
+            Purse(key, p.spent, p.held, tuple(Open(*entry) for entry in p.open.items()))
+            for key, p in self._purses.items()
+        ]
 
     async def reservations(self, key: str) -> list[Open]:
         purse = self._purses.get(key)
@@ -146,9 +180,19 @@ class MemoryStore:
         purses = [ask for ask in asks if ask.kind is Kind.MONEY]
         return max(0, min((min(ask.cost, self._room(ask)) for ask in purses), default=0))
 
+    def _is_unseeded(self, ask: Ask) -> bool:
+        purse = self._purses.get(ask.key)
+        if purse is not None and purse.version < ask.version:
+            purse.spent = None
+        return purse is None or purse.spent is None
+
     def _room(self, ask: Ask) -> int:
-        purse = self._purses[ask.key]
-        return ask.limit - purse.spent - purse.held
+        return ask.limit - self._spent(ask.key) - self._purses[ask.key].held
+
+    def _spent(self, key: str) -> int:
+        spent = self._purses[key].spent
+        assert spent is not None, "nobody looks into an unseeded budget"
+        return spent
 
     def _wait(self, ask: Ask, now: int, money: int) -> int:
         """Milliseconds until this ask would pass; 0: it does."""
@@ -163,7 +207,7 @@ class MemoryStore:
             return BUSY_MS if self._level(ask, now) >= ask.limit else 0
         if money >= ask.least or self._room(ask) >= ask.least:
             return 0
-        only_reserved = self._purses[ask.key].spent + ask.least <= ask.limit
+        only_reserved = self._spent(ask.key) + ask.least <= ask.limit
         return BUSY_MS if only_reserved else max(1, ask.ends_ms - self._wall_ms())
 
     def _level(self, ask: Ask, now: int) -> int:
@@ -173,7 +217,7 @@ class MemoryStore:
             count = self._counts.get(ask.key)
             return count.used if count else 0
         if ask.kind is Kind.MONEY:
-            return self._purses[ask.key].spent
+            return self._spent(ask.key)
         slots = self._slots.get(ask.key, {})
         for lease in [lease for lease, until in slots.items() if until <= now]:
             del slots[lease]
@@ -198,10 +242,20 @@ class MemoryStore:
         purse.held += money
         purse.open[lease] = purse.open.get(lease, 0) + money
 
-    def _give_back(self, ask: Ask, lease: str, entry: _Lease, *, tokens: int, money: int) -> None:
-        if ask.kind is Kind.MONEY and (purse := self._purses.get(ask.key)):
-            purse.held -= purse.open.pop(lease, 0)
+    def _charge(self, key: str, lease: str, money: int, *, always: bool = True) -> None:
+        purse = self._purses.get(key)
+        if purse is None or not (always or lease in purse.open):
+            return
+        reserved = lease in purse.open
+        purse.held -= purse.open.pop(lease, 0)
+        if purse.spent is not None:
             purse.spent += money
+        elif reserved:  # else the ledger says it, when it is read
+            purse.done[lease] = money
+
+    def _give_back(self, ask: Ask, lease: str, entry: _Lease, *, tokens: int, money: int) -> None:
+        if ask.kind is Kind.MONEY:
+            self._charge(ask.key, lease, money)
         elif ask.kind is Kind.SLOTS:
             self._slots.get(ask.key, {}).pop(lease, None)
         elif ask.kind is Kind.COUNT and ask.unit is Unit.TOKENS:

@@ -90,6 +90,7 @@ class Rule:
     time_zone: str = "UTC"
     soft: bool = False
     since: datetime | None = None  # of credits
+    version: int = 0  # of money: older counters are read from the ledger again
 
     @cached_property
     def name(self) -> str:
@@ -105,11 +106,12 @@ class Rule:
         return f"{subject.level} {subject.id}" + (f" on {subject.model}" if subject.model else "")
 
     def ask(self, cost: int, now: datetime, *, least: int = 0) -> Ask:
-        if self.period is None:
-            return Ask(self.name, self.kind, self.unit, self.limit, cost, least, 0, self.soft)
-        period = period_at(now, self.period, self.time_zone)
-        key = f"{self.name}:{period.id}"
-        return Ask(key, self.kind, self.unit, self.limit, cost, least, period.ends_ms, self.soft)
+        key, ends_ms = self.name, 0
+        if (period := self.period_at(now)) is not None:
+            key, ends_ms = f"{self.name}:{period.id}", period.ends_ms
+        return Ask(
+            key, self.kind, self.unit, self.limit, cost, least, ends_ms, self.soft, self.version
+        )
 
     def period_at(self, now: datetime) -> Period | None:
         return period_at(now, self.period, self.time_zone) if self.period else None
@@ -126,6 +128,7 @@ class RuleBook:
     rates: dict[Subject, Rates] = field(default_factory=dict)
     allowances: dict[Subject, tuple[Allowance, ...]] = field(default_factory=dict)
     plans: dict[str, str] = field(default_factory=dict)  # organisation -> plan
+    version: int = 0  # of what was charged: moves when that was corrected
     _known: dict[tuple[Principal, Use], tuple[Rule, ...]] = field(default_factory=dict)
 
     def of(self, who: Principal, use: Use) -> tuple[Rule, ...]:
@@ -160,7 +163,9 @@ class RuleBook:
                     tokens_per_minute=who.tokens_per_minute,
                 )
             )
-        yield from _rules_of(who.organisation, subject, rates, allowances)
+        for rule in _rules_of(who.organisation, subject, rates, allowances):
+            stamped = rule.kind is Kind.MONEY and self.version > 0
+            yield replace(rule, version=self.version) if stamped else rule
 
     def _found(self, subject: Subject) -> tuple[Rates, tuple[Allowance, ...]]:
         return self.rates.get(subject, NO_RATES), self.allowances.get(subject, ())

@@ -117,7 +117,12 @@ def rates_of(row: Quota) -> Rates:
 
 
 async def rule_book(
-    session: AsyncSession, plans: dict[str, str], prepaid: frozenset[str], now: datetime
+    session: AsyncSession,
+    plans: dict[str, str],
+    prepaid: frozenset[str],
+    now: datetime,
+    *,
+    version: int = 0,
 ) -> RuleBook:
     """Every limit there is. ``plans``: of organisations; ``prepaid``: those that pay beforehand."""
     rows = LimitRepository(session)
@@ -134,7 +139,7 @@ async def rule_book(
     for organisation, credit in _balances(await rows.credits(), prepaid, now).items():
         subject = Subject(Level.ORGANISATION, organisation)
         allowances[subject] = (*allowances.get(subject, ()), credit)
-    return RuleBook(rates, allowances, plans)
+    return RuleBook(rates, allowances, plans, version)
 
 
 def _balances(

@@ -1,6 +1,6 @@
 -- What a lease used in truth; what else it holds goes back, once. The arithmetic is memory.py's.
 -- KEYS: the lease, then budgets to charge should the lease be forgotten here
--- ARGV: tokens used, nano-dollars used
+-- ARGV: tokens used, nano-dollars used, 1: charge only budgets that know a reservation of it
 -- Returns: {1: settled, 0: nothing was held}
 local UNIT = 60000
 local time = redis.call('TIME')
@@ -9,14 +9,18 @@ local lease, tokens, money = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 
 local function whole(number) return string.format('%.0f', number) end
 
-local function charge(key)
-  if redis.call('HEXISTS', key, 'spent') == 0 then return end -- will be read from the ledger
+local function charge(key, always)
   local open = redis.call('HGET', key, 'open ' .. lease)
   if open then
     redis.call('HINCRBY', key, 'held', '-' .. string.match(open, '^%d+'))
     redis.call('HDEL', key, 'open ' .. lease)
   end
-  redis.call('HINCRBY', key, 'spent', whole(money))
+  local reserved = open or redis.call('HDEL', key, 'gone ' .. lease) == 1
+  if redis.call('HEXISTS', key, 'spent') == 1 then
+    if always or reserved then redis.call('HINCRBY', key, 'spent', whole(money)) end
+  elseif reserved then -- else the ledger says it, when it is read
+    redis.call('HSET', key, 'done ' .. lease, whole(money))
+  end
 end
 
 local function pour_back(key, limit, cost, position, born)
@@ -38,7 +42,7 @@ end
 
 local record = redis.call('GET', lease)
 if not record then
-  for i = 2, #KEYS do charge(KEYS[i]) end
+  for i = 2, #KEYS do charge(KEYS[i], ARGV[3] ~= '1') end
   return {0}
 end
 redis.call('DEL', lease)
@@ -46,7 +50,7 @@ for line in string.gmatch(record, '[^\n]+') do
   local kind, unit, limit, cost, position, born, key =
     string.match(line, '^(%a) (%a+) (%d+) (%d+) (%d+) (%d+) (.+)$')
   if kind == 'm' then
-    charge(key)
+    charge(key, true)
   elseif kind == 's' then
     redis.call('ZREM', key, lease)
   elseif unit == 'tokens' and kind == 'r' then

@@ -5,9 +5,12 @@ exact counters, so that settling meets them in the period in which they were tak
 
 Four kinds of counters: a rate (see bucket.py), a count within a calendar period, money within a
 period, and slots, which are held for a while and fall free by themselves.
+
+A counter of money is derived from the ledger: one that a store does not know, or that is of an
+older version, is *unseeded* and answers nothing until it is seeded (``seeding.py``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -15,6 +18,7 @@ from typing import Protocol
 LEASE_MS = 3_600_000  # a lease that nobody settles is forgotten after this
 SLOT_MS = 60_000  # a slot that nobody renews falls free after this
 RENEW_S = 15.0
+READ_AGAIN = -1
 BUSY_MS = 1_000  # what to wait for a slot, or for money that is only reserved: nobody knows
 
 
@@ -44,6 +48,7 @@ class Ask:
     least: int = 0  # of money: less than ``cost`` is taken where no more is left
     ends_ms: int = 0  # of the period, unix; 0: it has none
     soft: bool = False  # of money: what runs may finish, over the limit
+    version: int = 0  # of money: a counter of an older one must be read from the ledger again
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,16 @@ class Open:
     nano: int
 
 
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """A counter of money as it stands. ``spent`` of None: unseeded."""
+
+    key: str
+    spent: int | None
+    held: int
+    open: tuple[Open, ...]
+
+
 class Store(Protocol):
     """Belongs to one event loop."""
 
@@ -85,23 +100,48 @@ class Store(Protocol):
         """More of the same money: asks of money alone. ``held``: what the lease holds already."""
 
     async def settle(
-        self, lease: str, *, tokens: int, money: int, lost: Sequence[Ask] = ()
+        self,
+        lease: str,
+        *,
+        tokens: int,
+        money: int,
+        lost: Sequence[Ask] = (),
+        orphan: bool = False,
     ) -> bool:
         """So much was used in truth; what else the lease holds goes back, once.
 
+        ``lost``: asks of money to charge where the store has forgotten the lease; of an
+        ``orphan``, whose gateway died, only those that still know a reservation of it.
         False: the store is away, and should be told again.
-
-        ``lost``: asks of money to charge where the store has forgotten the lease.
         """
 
-    async def seed(self, ask: Ask, spent: int) -> None:
-        """What the ledger says was spent; ignored where it is known already."""
+    async def seed(self, ask: Ask, spent: int, *, known: Collection[str]) -> int:
+        """What the ledger says was spent, the leases ``known`` left out.
+
+        0: the counter is there; READ_AGAIN: others have come to it since ``known`` was read; else
+        how many milliseconds it is too early, for some gateway may not have said all it knows.
+        """
+
+    async def enter(self, ask: Ask, leases: Sequence[Open]) -> None:
+        """Reservations that the store may have forgotten."""
+
+    async def known(self, key: str) -> list[str]:
+        """Leases that a budget's counter has, or will have, in it by their own numbers."""
+
+    async def watch(self) -> bool:
+        """Whether the store has lost everything since it was asked last."""
 
     async def renew(self, leases: Sequence[tuple[str, Sequence[str]]]) -> None:
         """Hold slots (their counters) of these leases a while longer."""
 
-    async def prune(self, keys: Sequence[str]) -> None:
-        """Forget reservations in these budgets that nobody settled."""
+    async def overdue(self, key: str) -> list[str]:
+        """Leases in this budget that nobody settled in time."""
+
+    async def release(self, key: str, lease: str) -> None:
+        """An overdue lease holds nothing from here on, but may still be charged."""
+
+    async def purses(self) -> list[Purse]:
+        """Every counter of money."""
 
     async def reservations(self, key: str) -> list[Open]:
         """Open reservations of one budget."""

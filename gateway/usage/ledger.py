@@ -7,13 +7,17 @@ transaction has a number within its log, which its events carry: see ``rollups.p
 
 A Started of an earlier run without a Finished is an orphan: its gateway died. It is closed with
 what the engine's own record says, or, where no engine knows it, as failed and free. Engines may
-take a while to be reached after a start, so an orphan that nobody knows is asked for again first.
+take a while to be reached after a start, so an orphan that nobody knows is asked for again first:
+until all engines have said twice that they do not know it, or patience ends.
+Whatever an earlier run left is told to ``inherited`` once it is in the database: what was reserved
+for it is still held.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import date
 
 from engine.protocol import Counts
@@ -32,12 +36,18 @@ LOOKUP_TIMEOUT_S = 10.0  # for one orphan
 ASK_AGAIN_S = 2.0
 PATIENCE_S = 60.0  # after the start; then what nobody knows is closed
 
-Lookup = Callable[[str], Awaitable[Counts | None]]  # request -> what an engine says it did
+# What an engine says a request did. None: nobody knows; without a boot: all say they do not.
+Lookup = Callable[[str], Awaitable[Counts | None]]
+Inherited = Callable[[Sequence[Event]], Awaitable[None]]
 
 
 async def nobody_knows(request: str) -> Counts | None:
     """The lookup where no engine can be asked."""
     return None
+
+
+async def nobody_asks(events: Sequence[Event]) -> None:
+    """Where nothing is reserved."""
 
 
 class Ledger:
@@ -53,6 +63,7 @@ class Ledger:
         *,
         live_from: int | None = None,
         lookup: Lookup = nobody_knows,
+        inherited: Inherited = nobody_asks,
         patience_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,30 +72,47 @@ class Ledger:
         self._database = database
         self._live_from = live_from
         self._lookup = lookup
+        self._inherited = inherited
         self._clock = clock
         if patience_s is None:
             patience_s = 0.0 if lookup is nobody_knows else PATIENCE_S
         self._patient_until = clock() + patience_s
         self._ask_at = 0.0  # not before then
+        self._denied: set[str] = set()  # no engine knew them
+        self._turn = asyncio.Lock()
         self._open: dict[str, Entry] = {}  # Started without Finished, in the order of the log
         self._cursor: Position | None = None  # read up to here
         self._prices: tuple[int, PriceBook] = (-1, PriceBook(()))  # how many they are made of
         self._partitions: set[date] = set()  # known to be there
         self.unpriced = 0  # events without a price, since the start; for the metrics
 
+    @property
+    def orphans(self) -> list[Started]:
+        """Requests of an earlier run that are not accounted for yet."""
+        return [
+            entry.record
+            for entry in self._open.values()
+            if isinstance(entry.record, Started) and self._is_old(entry)
+        ]
+
+    def _is_old(self, entry: Entry) -> bool:
+        return self._live_from is None or entry.start.segment < self._live_from
+
     async def settle(self) -> int:
         """Bring the database up to the end of the log. Returns how many records were read."""
         total = 0
-        while read := await self._settle_batch():
-            total += read
-        await self._close_orphans()
+        async with self._turn:
+            while read := await self._settle_batch():
+                total += read
+            await self._close_orphans()
         return total
 
     async def _catch_up(self) -> None:
         """What one more read brings, or several while they are full: traffic is not chased."""
-        while await self._settle_batch() == BATCH:
-            pass
-        await self._close_orphans()
+        async with self._turn:
+            while await self._settle_batch() == BATCH:
+                pass
+            await self._close_orphans()
 
     async def run(self, interval_s: float) -> None:
         """Settle for ever. While the database is away the log keeps everything."""
@@ -110,6 +138,7 @@ class Ledger:
         still_open = dict(self._open)
         ended: list[tuple[Started, Finished]] = []
         unmatched: list[str] = []
+        old: set[str] = set()
         for entry in entries:
             if isinstance(entry.record, Started):
                 still_open[entry.record.request] = entry
@@ -120,16 +149,13 @@ class Ledger:
             else:
                 assert isinstance(begun.record, Started)
                 ended.append((begun.record, entry.record))
-        await self._write(ended, still_open, entries[-1].end, unmatched=unmatched)
+                if self._is_old(begun):
+                    old.add(begun.record.request)
+        await self._write(ended, still_open, entries[-1].end, unmatched=unmatched, old=old)
         return len(entries)
 
     async def _close_orphans(self) -> None:
-        orphans = [
-            entry.record
-            for entry in self._open.values()
-            if isinstance(entry.record, Started)
-            and (self._live_from is None or entry.start.segment < self._live_from)
-        ]
+        orphans = self.orphans
         if not orphans or self._cursor is None or self._clock() < self._ask_at:
             return
         self._ask_at = self._clock() + ASK_AGAIN_S
@@ -138,22 +164,28 @@ class Ledger:
         ended = [
             (orphan, _closing(orphan, counts))
             for orphan, counts in zip(orphans, answers, strict=True)
-            if impatient or (counts is not None and counts.finished)
+            if impatient or self._is_known(orphan.request, counts)
         ]
         if ended:
             gone = {orphan.request for orphan, _ in ended}
             still_open = {name: e for name, e in self._open.items() if name not in gone}
-            await self._write(ended, still_open, self._cursor, recovered=True)
+            await self._write(ended, still_open, self._cursor, recovered=True, old=gone)
             log.warning("closed %d requests whose gateway had died", len(ended))
 
     async def _ask(self, request: str) -> Counts | None:
-        """None: no engine says that it knows this request."""
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                counts = await self._lookup(request)
+                return await self._lookup(request)
         except TimeoutError:
             return None
-        return counts if counts is not None and counts.boot else None
+
+    def _is_known(self, request: str, counts: Counts | None) -> bool:
+        """Nothing more is to be learned about it."""
+        if counts is None or counts.boot:
+            return counts is not None and counts.finished
+        twice = request in self._denied
+        self._denied ^= {request}
+        return twice
 
     async def _write(
         self,
@@ -163,6 +195,7 @@ class Ledger:
         *,
         unmatched: list[str] | None = None,
         recovered: bool = False,
+        old: AbstractSet[str] = frozenset(),
     ) -> None:
         """One transaction; this object changes only after it."""
         oldest = next(iter(still_open.values()), None)
@@ -176,6 +209,8 @@ class Ledger:
             lost = set(unmatched) - await rows.known(unmatched) if unmatched else set()
         self._open, self._cursor = still_open, cursor
         self._notice(events, lost)
+        if old:
+            await self._inherited([event for event in events if event.id in old])
         await asyncio.to_thread(self._log.drop_before, settled.segment)
 
     async def _priced(
@@ -212,11 +247,13 @@ class Ledger:
 
 def _closing(started: Started, counts: Counts | None) -> Finished:
     """The end of a request whose gateway could not write one."""
+    if counts is not None and not counts.boot:
+        counts = None
     return Finished(
         request=started.request,
         outcome=Outcome.FAILED,
         prompt_tokens=counts.prompt_tokens if counts else started.prompt_tokens,
-        cached_tokens=0,
+        cached_tokens=counts.cached_tokens if counts else 0,
         completion_tokens=counts.completion_tokens if counts else 0,
         finish_reason=None,
         engine="",

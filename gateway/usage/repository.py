@@ -16,6 +16,8 @@ from gateway.usage.models import ClosedPeriod, LogPosition, Price, UsageEvent
 from gateway.usage.pricing import PriceBook, Tariff
 
 COLUMNS = Event.__struct_fields__
+OPERATOR_LOG = "log_operator"  # the name under which adjustments have their batches
+CHUNK = 1000  # ids in one query
 PERIODS = 0x10_7B  # Postgres advisory lock: shared to write events, exclusive to close a month
 
 # Values as SQLite keeps them; the driver takes the others as they are.
@@ -58,6 +60,14 @@ class LedgerRepository:
     async def known(self, requests: Sequence[str]) -> set[str]:
         statement = select(UsageEvent.id).where(UsageEvent.id.in_(requests))
         return set((await self._session.scalars(statement)).all())
+
+    async def charged(self, requests: Sequence[str]) -> list[UsageEvent]:
+        """Of these requests, those that are in the ledger."""
+        found: list[UsageEvent] = []
+        for first in range(0, len(requests), CHUNK):
+            some = requests[first : first + CHUNK]
+            found += await self._session.scalars(select(UsageEvent).where(UsageEvent.id.in_(some)))
+        return found
 
     async def ensure_partition(self, day: date) -> None:
         """A no-op on SQLite."""
@@ -146,6 +156,11 @@ class LedgerRepository:
     async def price_count(self) -> int:
         """Prices are only ever added: the same number means the same prices."""
         return (await self._session.execute(select(func.count()).select_from(Price))).scalar_one()
+
+    async def corrections(self) -> int:
+        """A number that moves when what was charged, or will be, is corrected."""
+        row = await self._session.get(LogPosition, OPERATOR_LOG)
+        return await self.price_count() + (row.batch if row else 0)
 
     async def price_book(self) -> PriceBook:
         return PriceBook(

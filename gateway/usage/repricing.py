@@ -16,10 +16,9 @@ from gateway.usage.log import Position
 from gateway.usage.models import UsageEvent
 from gateway.usage.pricing import Cost, PriceBook, Tariff, billable, cost
 from gateway.usage.record import Outcome
-from gateway.usage.repository import LedgerRepository
+from gateway.usage.repository import OPERATOR_LOG, LedgerRepository
 
 PAGE = 1000  # requests in one transaction
-OPERATOR_LOG = "log_operator"  # the name under which adjustments have their batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,16 @@ class Repricing:
                 rows = LedgerRepository(session)
                 events = await rows.to_reprice(start, end, after=last, most=PAGE)
                 if not events:
-                    return done
+                    break
                 last = events[-1].id
                 made = await self._adjust(rows, events)
                 done = Repriced(
                     done.adjustments + len(made),
                     done.cost_nano + sum(each.cost_nano or 0 for each in made),
                 )
+        async with self._database.publish():
+            """Counters of budgets are read from the ledger again."""
+        return done
 
     async def _adjust(self, rows: LedgerRepository, events: Sequence[UsageEvent]) -> list[Event]:
         batch = await rows.move(OPERATOR_LOG, Position(0, 0))  # one at a time from here on

@@ -26,9 +26,13 @@ from gateway.config import Secret, Settings
 from gateway.db import Database
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
+from gateway.limits.models import Level
+from gateway.limits.rules import Subject
+from gateway.limits.service import LimitService
 from gateway.usage.reconcile import Findings, Reconciliation, merged
 from gateway.usage.report import EVER, Usage, UsageReport
 from gateway.usage.rollups import Rollups
+from gateway.usage.service import PriceList
 from migrations import runner
 from tests.e2e.server import free_port
 from tests.gateway.serving import BASE, build_model_dir
@@ -36,6 +40,8 @@ from tests.gateway.serving import BASE, build_model_dir
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 3.0  # until what no engine knows is closed
 LONGEST_S = 30.0  # for anything here
+PRICES = ("0.001", "0.001", "0.002")  # dollars per million tokens: input, cached, output
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 REQUEST_ID = re.compile(r"req_[0-9a-f]{32}")
 
 
@@ -85,6 +91,7 @@ class Rig:
     gateway: Program
     told: list[Told] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # codes
+    chunks: int = 0  # that clients were sent
 
     @property
     def log(self) -> Path:
@@ -92,6 +99,15 @@ class Rig:
 
     async def start(self, program: Program) -> None:
         await program.start(self.log)
+
+    async def streaming(self) -> None:
+        """Until more of an answer arrives than has so far."""
+        before = self.chunks
+
+        async def some_more() -> bool:
+            return self.chunks > before + 3
+
+        await self.eventually(some_more, "answers arrive")
 
     async def ready(self) -> None:
         await self.eventually(self.is_ready, "the gateway is ready")
@@ -123,6 +139,7 @@ class Rig:
             async with raw.parse() as stream:
                 async for chunk in stream:
                     chunks += 1
+                    self.chunks += 1
                     if chunk.usage is not None:
                         usage = chunk.usage.completion_tokens
                     if leave_after is not None and chunks >= leave_after:
@@ -238,6 +255,7 @@ async def running(
     redis_url: str | None = None,
     pass_seconds: float = 0.002,
     terms: KeyTerms = KeyTerms(),  # noqa: B008
+    budget: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     chosen = Settings(
@@ -255,7 +273,7 @@ async def running(
         **settings,
     )
     chosen.data_dir.mkdir()
-    organisation, key = await _tenant(chosen, terms)
+    organisation, key = await _tenant(chosen, terms, budget)
     (folder / "gateway.json").write_bytes(chosen.to_json())
     rig = Rig(
         folder, chosen, key, organisation,
@@ -273,7 +291,8 @@ async def running(
         await rig.engine.end()
 
 
-async def _tenant(settings: Settings, terms: KeyTerms) -> tuple[str, str]:
+async def _tenant(settings: Settings, terms: KeyTerms, budget: int | None) -> tuple[str, str]:
+    """With a ``budget``, nano-dollars a month, a token costs 1 nano in and 2 out."""
     database = Database(settings.database)
     await runner.upgrade(database)
     async with database.publish() as session:
@@ -282,5 +301,9 @@ async def _tenant(settings: Settings, terms: KeyTerms) -> tuple[str, str]:
         peppers = Peppers.load(settings.pepper, settings.pepper_file)
         key = service.issue(project, terms, peppers=peppers).text
         owner = project.organisation_id
+        if budget is not None:
+            PriceList(session, NEW_YEAR).set(BASE, PRICES)
+            limits = LimitService(session, owner, datetime.now(UTC))
+            await limits.set_budget(Subject(Level.PROJECT, project.id), "month", budget)
     await database.close()
     return owner, key

@@ -46,7 +46,8 @@ async def test_a_disk_that_takes_no_usage_is_not_ready_and_lost_limits_are_told(
     async with serving(tmp_path) as server:
         server.health._shared_limits = lambda: False
         got = await ask(server.port, get("/readyz"))
-        assert (got.status, got.json["limits"]) == (200, "degraded: a local share")
+        assert got.status == 200
+        assert got.json["limits"].startswith("degraded: a local share")
         server.health._records = lambda: False
         got = await ask(server.port, get("/readyz"))
         assert (got.status, got.json["usage_log"]) == (503, "refused by the disk")

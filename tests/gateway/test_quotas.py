@@ -222,7 +222,7 @@ async def test_a_model_without_a_price_is_refused_where_a_budget_applies(store, 
 async def test_counters_begin_with_what_the_ledger_says_and_ask_it_once(store, who):
     asked = []
 
-    async def spending(rule, now):
+    async def spending(rule, now, without=()):
         asked.append(rule.subject.id)
         await asyncio.sleep(0.01)
         return 60
@@ -235,7 +235,7 @@ async def test_counters_begin_with_what_the_ledger_says_and_ask_it_once(store, w
 async def test_a_redis_that_starts_empty_costs_no_money(redis_url, who):
     spent = 0
 
-    async def spending(rule, now):
+    async def spending(rule, now, without=()):
         return spent
 
     redis = connect(Secret(redis_url), timeout_s=2)
