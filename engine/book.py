@@ -82,14 +82,16 @@ class Book:
         for sequence in request.unfinished:
             self.finish(sequence, finish, error)
 
-    def refuse(self, request: Request, code: RefusalCode, detail: str) -> None:
+    def refuse(
+        self, request: Request, code: RefusalCode, detail: str, retry_ms: int | None = None
+    ) -> None:
         """Say that it never started; a request of which anything was computed ends in error."""
         if request.started:
             self.end(request, Finish.ERROR, detail)
             return
         for sequence in request.unfinished:
             self._release(sequence)
-        self._say(request.connection, Refused(request.submit.request, code, detail))
+        self._say(request.connection, Refused(request.submit.request, code, detail, retry_ms))
         self._metrics.refused(code.value)
         self._drop(request)
 

@@ -93,6 +93,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="of the pages, beyond which a tenant's next sequence waits",
     )  # fmt: skip
     parser.add_argument("--max-waiting", type=int, metavar="N", default=d.max_waiting)
+    parser.add_argument(
+        "--max-queue-wait", dest="max_queue_wait_s", type=amount, metavar="SECONDS",
+        help="refuse at once whoever would wait longer for its first pass",
+    )  # fmt: skip
     parser.add_argument("--max-adapter-loads", type=int, metavar="N", default=d.max_adapter_loads)
     for name in ("grant_timeout", "drain_timeout"):
         flag, default = f"--{name.replace('_', '-')}", getattr(d, f"{name}_s")
@@ -105,7 +109,7 @@ SAME_NAME = (
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
-    "grant_timeout_s", "drain_timeout_s",
+    "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s",
 )  # fmt: skip
 
 

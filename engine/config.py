@@ -52,6 +52,7 @@ class EngineConfig:
     max_tenant_share: float = 1.0  # of the pages, beyond which a tenant's next sequence waits
     max_step_s: float | None = None  # of a pass with decodes; None: 25 ms on CUDA, else no limit
     max_waiting: int = 1024  # sequences that may wait before Refused queue_full
+    max_queue_wait_s: float | None = None  # a request that would wait longer is refused at once
     max_adapter_loads: int = 16  # cold adapters brought to host memory at a time
     grant_ahead: int = 64  # tokens before the end of a grant at which more is asked for
     grant_step: int = 256  # how many more are asked for
@@ -90,8 +91,9 @@ class EngineConfig:
             raise ConfigError(
                 f"max_tenant_share={self.max_tenant_share} must be above 0, at most 1"
             )
-        if self.max_step_s is not None and not self.max_step_s > 0:
-            raise ConfigError(f"max_step_s={self.max_step_s} must be above 0")
+        for name in ("max_step_s", "max_queue_wait_s"):
+            if (most := getattr(self, name)) is not None and not most > 0:
+                raise ConfigError(f"{name}={most} must be above 0")
         for name in ("grant_timeout_s", "drain_timeout_s"):
             if (seconds := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}={seconds} must not be negative")
@@ -101,6 +103,12 @@ class EngineConfig:
             raise ConfigError(f"{name}={value} must be at least {least}")
 
     @property
-    def credits(self) -> int:
-        """Requests one gateway may have open: enough to fill the engine and its queue."""
+    def room(self) -> int:
+        """Sequences that may run or wait."""
         return self.max_num_seqs + self.max_waiting
+
+    @property
+    def credits(self) -> int:
+        """Requests one gateway may have open: enough to fill the engine and its queue, and to
+        say of some more that they have a better claim."""
+        return self.room + max(1, self.room // 16)

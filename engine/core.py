@@ -26,6 +26,7 @@ from engine.book import Book
 from engine.built import Built
 from engine.config import EngineConfig
 from engine.counts import CountRecord
+from engine.door import Door
 from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
 from engine.mailbox import Mailbox
 from engine.masking import Begun, Masking
@@ -120,6 +121,7 @@ class Core(Generic[P]):
             boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
         )
         self._masking = Masking(built.grammars, self.book, metrics)
+        self._door = Door(config, self.scheduler, self.book)
         self._config, self._runner, self._eos = config, built.runner, built.eos
         self._ahead = built.ahead
         self._under_way: UnderWay | None = None
@@ -225,7 +227,7 @@ class Core(Generic[P]):
         if self._draining_since is not None:
             raise Refusal(RefusalCode.DRAINING, "this engine is leaving")
         limit = self._limits.admit(submit)
-        self._check_queue(connection, submit.n)
+        self._door.admit(connection, submit)
         now = self._clock()
         self._requests += 1
         request = Request(
@@ -245,19 +247,6 @@ class Core(Generic[P]):
         if request.deadline is not None:
             entry = (request.deadline, request.serial, connection, submit.request)
             heappush(self._deadlines, entry)
-
-    def _check_queue(self, connection: int, n: int) -> None:
-        scheduler, config = self.scheduler, self._config
-        if len(self.book.of(connection)) >= config.credits:
-            detail = f"all {config.credits} requests this engine allows a gateway are open"
-            raise Refusal(RefusalCode.QUEUE_FULL, detail, self.book.retry_ms)
-        room = config.max_num_seqs + config.max_waiting
-        if scheduler.running + scheduler.waiting + n > room:
-            detail = (
-                f"{scheduler.running} sequences run and {scheduler.waiting} wait; "
-                f"this engine takes {room} in all"
-            )
-            raise Refusal(RefusalCode.QUEUE_FULL, detail, self.book.retry_ms)
 
     def _choice(self, request: Request, index: int) -> Sequence:
         self._sequences += 1

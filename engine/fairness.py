@@ -34,12 +34,15 @@ class Fairness:
         """How many are present."""
         return len(self._present)
 
+    def entry(self, tenant: str) -> float:
+        """The counter it has, or would have if a request of it arrived now."""
+        own = self._served.get(tenant, 0.0)
+        return own if tenant in self._waiting else max(own, self._floor, self._level())
+
     def enter(self, tenant: str, weight: float = 1.0) -> None:
         """One more open sequence; the latest weight counts."""
         self._weights[tenant] = weight
-        if tenant not in self._waiting:
-            own = self._served.get(tenant, 0.0)
-            self._served[tenant] = max(own, self._floor, self._level())
+        self._served[tenant] = self.entry(tenant)
         self._present[tenant] += 1
 
     def wait(self, tenant: str) -> None:

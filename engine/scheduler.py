@@ -19,6 +19,8 @@ from typing import Generic
 from engine.config import EngineConfig
 from engine.fairness import INPUT_COST, LOAD_COST, OUTPUT_COST, Fairness
 from engine.observer import Cause, Observer
+from engine.pace import Pace
+from engine.protocol import Submit
 from engine.residency import P
 from engine.seating import Seat, Seating
 from engine.sequence import Phase, Request, Sequence
@@ -71,7 +73,7 @@ class Scheduler(Generic[P]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observer = observer or Observer()
-        self._waits = Waits(self._observer, clock)
+        self._waits, self._pace, self._clock = Waits(self._observer, clock), Pace(), clock
         self._config, self._seating, self._residency = config, seating, seating.residency
         self.fairness = Fairness(config.fairness_quantum)
         self._waiting = WaitingQueue(self.fairness)
@@ -96,6 +98,17 @@ class Scheduler(Generic[P]):
     def waits(self) -> list[Sequence]:
         """Those that wait, in turn."""
         return list(self._waiting)
+
+    def lines(self) -> dict[str, list[Sequence]]:
+        """Who waits, by tenant."""
+        return self._waiting.lines()
+
+    def expected_wait(self, submit: Submit) -> float | None:
+        """Seconds until all of a new request would run; None: nobody knows yet."""
+        if not self._pace.lacking:
+            return 0.0
+        rate = self._pace.rate
+        return None if rate is None else (self._waiting.ahead(submit) + submit.n) / rate
 
     def pages_for(self, tokens: int) -> int:
         return self._seating.pages_for(tokens)
@@ -144,8 +157,15 @@ class Scheduler(Generic[P]):
         budget = self._config.max_num_batched_tokens - plan.decodes
         budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=budget)
         budget -= self._plan_prompts(plan, budget)
+        lack, running = None, len(self._running)
         if self.preemptions == before:
-            self._waits.room_lacks(self._admit(plan, budget))
+            lack = self._admit(plan, budget)
+            self._waits.room_lacks(lack or Cause.CAPACITY)
+        self._pace.passed(
+            self._clock(),
+            started=len(self._running) - running,
+            lacking=bool(self._waiting) and (lack is not None or self.preemptions > before),
+        )
         self._look_ahead()
         plan.copies = self._seating.take_copies()
         plan.planned.sort(key=lambda item: item.chunk.adapter)  # stable: one adapter's adjacent
@@ -178,8 +198,8 @@ class Scheduler(Generic[P]):
         submit = sequence.request.submit
         return (-submit.priority, self.fairness[submit.tenant], sequence.order)
 
-    def _admit(self, plan: Plan, budget: int) -> Cause:
-        """Returns what those who stay behind wait for."""
+    def _admit(self, plan: Plan, budget: int) -> Cause | None:
+        """Returns what those who stay behind wait for; None when there was room for all."""
         over = set[str]()  # tenants whose share is used up
         for sequence in self._candidates() if self._places else ():
             if budget <= 0 or not self._places:
@@ -196,7 +216,7 @@ class Scheduler(Generic[P]):
                 over.add(tenant)
             elif seat is Seat.TAKEN:
                 budget -= self._include(plan, sequence, budget)
-        return Cause.CAPACITY
+        return None if self._places and budget > 0 else Cause.CAPACITY
 
     @property
     def _places(self) -> int:

@@ -15,6 +15,7 @@ from itertools import islice
 from operator import attrgetter
 
 from engine.fairness import INPUT_COST, Fairness
+from engine.protocol import Submit
 from engine.sequence import Sequence
 
 Turn = tuple[float, tuple[int, float, int, int], Sequence]
@@ -64,6 +65,34 @@ class WaitingQueue:
             del self._levels[submit.priority]
         if not any(submit.tenant in others for others in self._levels.values()):
             self._queued.pop(submit.tenant, None)
+
+    def lines(self) -> dict[str, list[Sequence]]:
+        """Each tenant's, over all priorities."""
+        found: defaultdict[str, list[Sequence]] = defaultdict(list)
+        for tenants in self._levels.values():
+            for tenant, line in tenants.items():
+                found[tenant] += line
+        return dict(found)
+
+    def ahead(self, submit: Submit) -> int:
+        """How many would go before a new request."""
+        turn = self._fairness.entry(submit.tenant)
+        turn += self._queued.get(submit.tenant, 0.0) - self._first(submit)
+        ahead = 0
+        for priority, tenants in self._levels.items():
+            for tenant, line in tenants.items():
+                if priority > submit.priority or tenant == submit.tenant:
+                    ahead += len(line) if priority >= submit.priority else 0
+                elif priority == submit.priority:
+                    ahead += sum(before <= turn for before, _, _ in self._line(tenant, line))
+        return ahead
+
+    def _first(self, submit: Submit) -> float:
+        """The stamp of the first in its tenant's line."""
+        line = self._levels.get(submit.priority, {}).get(submit.tenant)
+        if line:
+            return line[0].stamp or 0.0
+        return self._queued.get(submit.tenant, 0.0)
 
     def candidates(self, most: int) -> list[Sequence]:
         """The first ``most`` in line."""

@@ -216,6 +216,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="of the pages, beyond which a project's next sequence waits (default: 1)",
     )
     group.add_argument(
+        "--max-queue-wait",
+        type=_positive,
+        metavar="SECONDS",
+        help="refuse at once whoever would wait longer (default: until its deadline)",
+    )
+    group.add_argument(
         "--deterministic",
         action="store_true",
         help="a request's tokens never depend on who shares the batch",
@@ -226,7 +232,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 
 PASSED_ON = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-             "gpu_memory_utilization", "max_step_ms", "max_tenant_share")  # fmt: skip
+             "gpu_memory_utilization", "max_step_ms", "max_tenant_share",
+             "max_queue_wait")  # fmt: skip
 
 
 def read_serve(arguments: argparse.Namespace) -> ServeOptions:

@@ -14,17 +14,18 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import GatewayError, Unavailable
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.http import Reply, Request
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object, parse_object
 from gateway.inference.call import Call, Hold, price_of
 from gateway.inference.frames import Frames
 from gateway.inference.order import Order
+from gateway.inference.room import Room
 from gateway.inference.services import Services
 
 Told = Callable[[Object, Principal], Awaitable[dict[str, Any]]]
-RETRY_SECONDS = 1.0  # what a client is told to wait when too many requests are under way
+DEADLINE = "x-request-timeout-ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Pipeline:
 
     def __init__(self, services: Services) -> None:
         self._do = services
-        self._inflight = 0
+        self._room = Room(services.max_inflight, services.metrics.inflight)
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
@@ -48,8 +49,8 @@ class Pipeline:
         try:
             body = parse_object(await request.json_body(self._do.max_body_bytes))
             order = await endpoint.take(body, principal, reply.request_id)
-            order = self._within_limits(order)
-            self._require_room()
+            order = within_deadline(request, self._within_limits(order))
+            self._room.require(principal.project)
         except GatewayError:
             await self._count(principal, reply)  # a request that is refused is one all the same
             raise
@@ -61,16 +62,11 @@ class Pipeline:
         reply.headers.update(lease.headroom.headers())
         if order.options.ignored:
             reply.headers["x-ignored-params"] = listed(order.options.ignored)
-        self._inflight += 1
-        self._do.metrics.inflight.set(self._inflight)
-        try:
+        with self._room.taken(principal.project):
             frames = endpoint.frames(order, self._do.tokenizer, created=int(time.time()))
             call = Call(self._do, order, Hold(lease, demand, tariff), frames=frames, reply=reply)
             with self._using(order):
                 await call.run(request)
-        finally:
-            self._inflight -= 1
-            self._do.metrics.inflight.set(self._inflight)
 
     async def tell(self, request: Request, reply: Reply, told: Told) -> None:
         """Answer what needs no engine. It counts as a request, whatever is in it."""
@@ -101,9 +97,18 @@ class Pipeline:
         limit = self._do.limiter.tokens_within(order.principal, order.use)
         return replace(order, token_limit=limit)
 
-    def _require_room(self) -> None:
-        if self._inflight >= self._do.max_inflight:
-            raise Unavailable("Too many requests are under way.", retry_after=RETRY_SECONDS)
+
+def within_deadline(request: Request, order: Order) -> Order:
+    """The client may want its answer sooner than the gateway's limit. Raises InvalidRequest."""
+    text = request.header(DEADLINE.encode()).decode("latin-1")
+    if not text:
+        return order
+    if not (text.isascii() and text.isdigit() and int(text[:10]) > 0 and len(text) <= 10):
+        raise InvalidRequest(
+            f"{DEADLINE}: {text[:20]!r} is not a number of milliseconds from 1 to 9999999999.",
+            param=DEADLINE,
+        )
+    return replace(order, deadline_ms=min(order.deadline_ms, int(text)))
 
 
 def listed(names: tuple[str, ...]) -> str:

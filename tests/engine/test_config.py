@@ -29,7 +29,7 @@ def test_a_wrong_number_is_named(changes: dict[str, float], words: str) -> None:
 
 
 def test_credits_fill_the_engine_and_its_queue() -> None:
-    assert EngineConfig(model="m", max_num_seqs=4, max_waiting=6).credits == 10
+    assert EngineConfig(model="m", max_num_seqs=4, max_waiting=6).credits == 11
 
 
 FLAGS = """

@@ -130,7 +130,7 @@ async def test_many_requests_of_many_adapters_come_out_as_if_alone(client: Engin
 async def test_welcome_says_what_is_served(client: EngineClient) -> None:
     welcome = client.welcome
     assert (welcome.engine, welcome.boot, welcome.max_model_len) == ("e1", "boot-1", 200)
-    assert welcome.credits == 8 + 1024
+    assert welcome.credits == 8 + 1024 + 64
 
 
 async def test_load_comes_at_once_and_on_change(client: EngineClient) -> None:
@@ -193,15 +193,15 @@ async def test_credits_are_enforced_against_a_gateway_that_ignores_them(address:
     parts.runner.pass_seconds = 0.005
     with Running(address, parts, max_num_seqs=1, max_waiting=1):
         connection, _ = await greet(address, Hello("gw"))
-        for i in range(3):
-            await connection.send(submit(f"r{i}", max_tokens=30))
+        for i in range(4):
+            await connection.send(submit(f"r{i}", max_tokens=30, tenant=f"t{i}"))
         seen: list[ToGateway] = []
         async with asyncio.timeout(5):
             while not any(getattr(message, "code", None) for message in seen):
                 seen.append(await connection.receive())
         refused = seen[-1]
         assert refused.code is RefusalCode.QUEUE_FULL  # type: ignore[union-attr]
-        assert "2 requests" in refused.detail  # type: ignore[union-attr]
+        assert "this engine takes 2 in all" in refused.detail  # type: ignore[union-attr]
         connection.abort()
 
 
