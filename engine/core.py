@@ -465,8 +465,8 @@ def _guarded(work: Callable[[], T]) -> T | Exception:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """A choice's own seed in 0 .. 2**63-1; the first choice keeps the request's."""
-    return (seed + index * 0x9E3779B97F4A7C15) & ((1 << 63) - 1)
+    """A choice's own seed in 0 .. 2**64-1; the first choice keeps the request's, modulo 2**64."""
+    return (seed + index * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
 
 
 def _verify(plan: Plan, result: StepResult) -> None:
