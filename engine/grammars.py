@@ -82,14 +82,15 @@ class LlGrammars:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
         if matcher.is_error():
             raise GrammarInvalid(matcher.get_error()[:500])
-        matcher.unsafe_compute_mask_ptr(*_address(np.empty(self._words, np.int32)))
-        return GrammarMatcher(matcher)  # forks know what the first mask took to find out
+        matcher.compute_bitmask()  # forks know what the first mask took to find out
+        return GrammarMatcher(matcher)
 
     def _masks(self, turns: Sequence[Turn]) -> Masks:
         bits = np.zeros((len(turns), self._words), dtype=np.int32)
         matchers = [(_inner(turn.matcher), row) for row, turn in enumerate(turns)]
-        pointer, size = _address(bits)
-        self._executor.unsafe_compute_mask_ptr(matchers, pointer, size // len(turns), len(turns))
+        self._executor.unsafe_compute_mask_ptr(
+            matchers, bits.ctypes.data, bits.strides[0], len(turns)
+        )  # bits outlives the call
         for row, turn in enumerate(turns):
             if turn.barred:
                 _bar(bits[row], turn.barred)
@@ -99,10 +100,6 @@ class LlGrammars:
 def _inner(matcher: Matcher) -> LLMatcher:
     assert isinstance(matcher, GrammarMatcher)
     return matcher.inner
-
-
-def _address(bits: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> tuple[int, int]:
-    return bits.ctypes.data, bits.nbytes
 
 
 def _bar(row: np.ndarray[tuple[int], np.dtype[np.int32]], barred: tuple[int, ...]) -> None:
