@@ -69,8 +69,8 @@ class Publisher:
             await self._settle(upload, UploadState.UPLOADING, error.body()["error"])
             raise
         except GatewayError as error:
-            await self._settle(upload, UploadState.FAILED, error.body()["error"])
             await asyncio.to_thread(self.staging.discard, upload.id)
+            await self._settle(upload, UploadState.FAILED, error.body()["error"])
             raise
         await asyncio.to_thread(self.staging.discard, upload.id)
         return accepted

@@ -11,12 +11,14 @@ from gateway.catalog.models import Adapter
 from gateway.catalog.repository import AdapterRepository
 from gateway.catalog.service import CatalogService
 from gateway.cli.desk import Commands, Desk, add_command
+from gateway.cli.push import add_push
 from gateway.cli.table import Row
 from gateway.identity.service import IdentityService
 from gateway.names import checked_name
 
 
 def add(group: Commands) -> None:
+    add_push(group)
     made = add_command(group, "create", create, help="check an adapter and publish it")
     made.add_argument("name", metavar="NAME", help="a name that exists gets the next version")
     made.add_argument("--tenant", required=True, metavar="NAME", help="whose adapter it is")
