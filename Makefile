@@ -38,8 +38,8 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-soak: .venv/dev-ready ## kill gateway and engine 200 times under load, checking the books (KILLS, SEED)
-	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py $(ARGS)
+test-soak: .venv/dev-ready ## kill gateway and engine 400 times under load and batches, checking the books (KILLS, SEED)
+	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_batches.py $(ARGS)
 
 test-gpu: $(GPU_READY) ## run every kernel test and checkpoints of real shapes on a CUDA device
 	$(GPU_PYTHON) -m pytest $(GPU_TESTS) $(ARGS)

@@ -26,6 +26,7 @@ from gateway.adapter_api.vllm import vllm_router
 from gateway.admin.desk import AdminDesk
 from gateway.admin.routes import admin_router
 from gateway.background import Background
+from gateway.batches.composition import Batches
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import Settings
@@ -158,17 +159,18 @@ class Application:
             prompts = Prompts(tokenizer, template, threads)
             grammars = GrammarCheck()
             stack.callback(grammars.close)
-            deadline_ms = int(settings.request_timeout_s * 1000)
+            intake = Intake(
+                snapshot,
+                prompts,
+                self._fleet,
+                grammars=grammars,
+                deadline_ms=int(settings.request_timeout_s * 1000),
+                priority_tier=settings.priority_tier,
+            )
+            batches = Batches(settings, database, services, intake, snapshot, owner=recorder.log.id)
             routes = Routes(
                 services,
-                Intake(
-                    snapshot,
-                    prompts,
-                    self._fleet,
-                    grammars=grammars,
-                    deadline_ms=deadline_ms,
-                    priority_tier=settings.priority_tier,
-                ),
+                intake,
                 snapshot,
                 tokenization=Tokenization(snapshot, prompts, self._fleet),
                 health=self._health,
@@ -181,12 +183,14 @@ class Application:
                             services.gate, database, residents, await probe_tokens(prompts)
                         ),
                         admin_router(self._desk(database, snapshot, peppers)),
+                        *batches.routers,
                     ],
                 ),
             )
             self._routes = with_cors(routes, settings.allowed_origins)
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
             tasks["pins"] = residents.keep()
+            tasks |= batches.tasks()
             if self._sweep is not None:
                 tasks["sweep"] = self._sweep.run()
             await stack.enter_async_context(Background(tasks))

@@ -1,9 +1,14 @@
-"""Tasks that run as long as the gateway does. If one of them fails, the block around them ends."""
+"""Tasks that run as long as the gateway does, and steps that are not to be cut in the middle.
+
+If one of the tasks fails, the block around them ends.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Background:
@@ -40,3 +45,19 @@ class Background:
             return
         self._failure = task.exception() or RuntimeError(f"{task.get_name()} ended by itself")
         self._owner.cancel()
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for it even if we are cancelled meanwhile; then be cancelled."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

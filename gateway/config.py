@@ -66,6 +66,11 @@ class DataDir:
         return self.root / "uploads"
 
     @property
+    def files(self) -> Path:
+        """What tenants upload for batches, and what those write. Gateways share it."""
+        return self.root / "files"
+
+    @property
     def usage_log(self) -> Path:
         return self.root / "usage"
 
@@ -112,6 +117,12 @@ class Settings:
     adapters_per_tenant: int = 1000  # versions; a tenant's own quota comes before
     adapter_bytes_per_tenant: int = 64 << 30
     adapter_canary: bool = True  # try every upload on an engine before it is published
+    max_file_bytes: int = 200 << 20
+    files_per_tenant: int = 10_000
+    file_bytes_per_tenant: int = 20 << 30
+    file_days: int = 30  # that a file is kept, unless its upload says less
+    batches_per_tenant: int = 100  # that have not ended
+    batch_concurrency: int = 32  # lines of batches that one gateway asks at once
     rollup_interval_s: float = 5.0  # how often events are added up; reports do not wait for it
 
     def __post_init__(self) -> None:
@@ -157,6 +168,10 @@ class Settings:
     @property
     def upload_dir(self) -> Path:
         return DataDir(self.data_dir).uploads
+
+    @property
+    def file_dir(self) -> Path:
+        return DataDir(self.data_dir).files
 
     @property
     def usage_log_dir(self) -> Path:

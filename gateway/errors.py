@@ -159,6 +159,22 @@ class AdapterQuotaExceeded(GatewayError):
     retryable = False
 
 
+class FileQuotaExceeded(GatewayError):
+    """A project keeps as many files, or bytes of them, as it may."""
+
+    status, kind = HTTPStatus.FORBIDDEN, "insufficient_quota"
+    code = "file_quota_exceeded"
+    retryable = False
+
+
+class BatchQueueFull(GatewayError):
+    """As many batches of a project are open as may be."""
+
+    status, kind = HTTPStatus.TOO_MANY_REQUESTS, "requests"
+    code = "batch_queue_full"
+    retryable = False
+
+
 class BodyTooLarge(GatewayError):
     status, kind = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"
     code = "request_too_large"

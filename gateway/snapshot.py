@@ -31,7 +31,7 @@ from gateway.identity.principal import Principal
 from gateway.identity.repository import IdentityRepository
 from gateway.limits.rules import RuleBook
 from gateway.limits.service import rule_book
-from gateway.usage.pricing import PriceBook, Tariff
+from gateway.usage.pricing import BATCH_TIER, PriceBook, Tariff
 from gateway.usage.repository import LedgerRepository
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,10 @@ class LiveSnapshot:
                 raise
             return self.current.keys.any_of(self._open_tenant, now)
 
+    def holder(self, key: str) -> Principal:
+        """Whose a key is, by its id. Raises Unauthenticated where it is valid no more."""
+        return self.current.keys.holder(key, self._clock())
+
     def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
         """Raises ModelNotFound: the same for another project's name and for no name at all."""
         target = self.current.catalogue.resolve(principal.project, name, subject)
@@ -115,6 +119,10 @@ class LiveSnapshot:
     def tariff(self, target: Target, at: datetime) -> Tariff | None:
         """None: the model has no price."""
         return self.current.prices.at(target.base_model, target.adapter_id, at)
+
+    def batch_tariff(self, target: Target, at: datetime) -> Tariff | None:
+        """The same for a line of a batch; where that tier has no price, the default one's."""
+        return self.current.prices.at(target.base_model, target.adapter_id, at, BATCH_TIER)
 
     def models(self, principal: Principal) -> list[Target]:
         """The base, then the principal's own adapters."""

@@ -12,15 +12,25 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from gateway.audit import models as audit
+from gateway.batches import models as batches
 from gateway.catalog import models as catalog
 from gateway.db import Base, Database
+from gateway.files import models as files
 from gateway.identity import models as identity
 from gateway.limits import models as limits
 from gateway.usage import models as usage
 from migrations.isolation import isolate
 
 # Imported, so that they are in METADATA.
-TABLES = (audit.AuditEvent, catalog.Adapter, identity.ApiKey, limits.Quota, usage.UsageEvent)
+TABLES = (
+    audit.AuditEvent,
+    batches.Batch,
+    catalog.Adapter,
+    files.StoredFile,
+    identity.ApiKey,
+    limits.Quota,
+    usage.UsageEvent,
+)
 METADATA = Base.metadata
 PARTITION = re.compile(r"usage_event_\d{8}")
 LOCK = 0x10_7A  # Postgres advisory lock: one migration at a time

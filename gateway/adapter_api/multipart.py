@@ -51,7 +51,7 @@ async def receive_form(request: Request, *, limit: int) -> tuple[CreateUpload, d
         raise UnsupportedMediaType(
             "Send multipart/form-data, or begin an upload in parts at /v1/adapters/uploads."
         )
-    counted = Request(request.scope, _counting(request, limit + FORM_BYTES))
+    counted = counted_request(request, limit + FORM_BYTES)
     try:
         form = await counted.form(max_files=len(FILES), max_fields=16)
     except HTTPException as error:
@@ -81,7 +81,8 @@ async def receive_form(request: Request, *, limit: int) -> tuple[CreateUpload, d
         raise InvalidRequest(f"{path}: {first['msg']}", param=path) from error
 
 
-def _counting(request: Request, limit: int):  # type: ignore[no-untyped-def]
+def counted_request(request: Request, limit: int) -> Request:
+    """The same, but reading more than ``limit`` bytes of its body raises BodyTooLarge."""
     received = 0
 
     async def receive() -> Message:
@@ -92,4 +93,4 @@ def _counting(request: Request, limit: int):  # type: ignore[no-untyped-def]
             raise BodyTooLarge(f"The body is larger than {limit} bytes.")
         return message
 
-    return receive
+    return Request(request.scope, receive)

@@ -61,6 +61,13 @@ class KeyDirectory:
         """Id and name of the project that engines see as this tenant, if it has a live key."""
         return self._projects.get(tenant)
 
+    def holder(self, key: str, now: float) -> Principal:
+        """Whose a key is, by its id: for work that was begun with it. Raises Unauthenticated."""
+        entry = self._entries.get(key)
+        if entry is None or (entry.expires_at is not None and entry.expires_at <= now):
+            raise Unauthenticated
+        return entry.principal
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -7,15 +7,15 @@ from it.
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Protocol
 
+from gateway.background import to_the_end
 from gateway.errors import AdapterRetired, DeadlineExceeded, EngineFailed, EngineLost, GatewayError
-from gateway.http import ClientGone, Reply, Request
+from gateway.http import ClientGone, Reply
 from gateway.inference.answer import Answer, Counts, Written
 from gateway.inference.frames import Frames, error_frames
 from gateway.inference.generation import Generation
@@ -29,6 +29,16 @@ from gateway.usage.record import Finished, Outcome, Started
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 GRACE_SECONDS = 5.0  # what an engine may take beyond its deadline before we stop waiting
+
+
+class Asked(Protocol):
+    """A request's body and headers, and whether somebody still waits for its answer."""
+
+    def header(self, name: bytes) -> bytes: ...
+
+    async def json_body(self, limit: int) -> bytes: ...
+
+    def until_gone(self) -> AbstractAsyncContextManager[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Call:
         self._answer = Answer(order, services.tokenizer)
         self._timing = services.metrics.timing(frames.endpoint)
 
-    async def run(self, request: Request) -> None:
+    async def run(self, request: Asked) -> None:
         """Raises GatewayError where nothing was sent yet, ClientGone when nobody waits."""
         await self._begin()
         outcome, written = Outcome.FAILED, list[Written]()
@@ -88,7 +98,7 @@ class Call:
         except GatewayError as error:
             failure = error
         finally:
-            counts = await _to_the_end(self._close(outcome))
+            counts = await to_the_end(self._close(outcome))
         if outcome is Outcome.CANCELLED:
             raise ClientGone
         await self._send_last(failure, written, counts)
@@ -221,19 +231,3 @@ class Call:
 def _nanoseconds(moment: datetime) -> int:
     """The ledger counts a request in the period in which its budget did."""
     return int((moment - EPOCH) / timedelta(microseconds=1)) * 1000
-
-
-async def _to_the_end(work: Coroutine[Any, Any, Counts]) -> Counts:
-    """Wait for it even if we are cancelled meanwhile; then be cancelled."""
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()

@@ -57,10 +57,15 @@ class Gate:
 
 def require_scope(principal: Principal, request: Request) -> None:
     """Raises PermissionDenied where the key is not for this path, or not from this address."""
-    if principal.endpoints is not None and request.path not in principal.endpoints:
+    if principal.endpoints is not None and not _under(request.path, principal.endpoints):
         raise PermissionDenied(f"This API key may not be used for {request.path[:64]}.")
     if principal.networks is not None and not _within(request.peer, principal.networks):
         raise PermissionDenied("This API key may not be used from this address.")
+
+
+def _under(path: str, endpoints: tuple[str, ...]) -> bool:
+    """A key for ``/v1/files`` is for one of the files as well."""
+    return any(path == endpoint or path.startswith(f"{endpoint}/") for endpoint in endpoints)
 
 
 def _within(peer: str, networks: tuple[str, ...]) -> bool:

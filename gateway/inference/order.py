@@ -28,6 +28,7 @@ class Order:
     tier: Tier | None = None  # as it is served; None: the client named none
     priority: int = 0  # larger goes first
     grammar: str | None = None  # what every choice must match, as engines read it
+    attempt: str = ""  # which one, at a line of a batch; else nobody asks twice under one id
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
 
     @property
@@ -91,9 +92,10 @@ class Order:
     def submits(self, purse: Purse | None = None) -> list[Submit]:
         """One per prompt; with several, their ids are the request's and a number."""
         several = len(self.prompts) > 1
+        name = f"{self.id}~{self.attempt}" if self.attempt else self.id
         return [
             self._submit(
-                f"{self.id}-{position}" if several else self.id,
+                f"{name}-{position}" if several else name,
                 prompt,
                 purse.granted(position) if purse else None,
             )

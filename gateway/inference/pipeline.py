@@ -18,7 +18,7 @@ from gateway.errors import GatewayError, InvalidRequest
 from gateway.http import Reply, Request
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object, parse_object
-from gateway.inference.call import Call, Hold, price_of
+from gateway.inference.call import Asked, Call, Hold, price_of
 from gateway.inference.frames import Frames
 from gateway.inference.order import Order
 from gateway.inference.room import Room
@@ -45,7 +45,12 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
-        principal = self._admit(request, reply)
+        await self.answer(self._admit(request, reply), request, reply, endpoint)
+
+    async def answer(
+        self, principal: Principal, request: Asked, reply: Reply, endpoint: Endpoint
+    ) -> None:
+        """The same, once it is known who asks: a client, or a line of a batch."""
         try:
             body = parse_object(await request.json_body(self._do.max_body_bytes))
             order = await endpoint.take(body, principal, reply.request_id)
@@ -98,7 +103,7 @@ class Pipeline:
         return replace(order, token_limit=limit)
 
 
-def within_deadline(request: Request, order: Order) -> Order:
+def within_deadline(request: Asked, order: Order) -> Order:
     """The client may want its answer sooner than the gateway's limit. Raises InvalidRequest."""
     text = request.header(DEADLINE.encode()).decode("latin-1")
     if not text:

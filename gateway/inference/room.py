@@ -41,4 +41,4 @@ class Room:
 
     def _count(self, change: int) -> None:
         self._all += change
-        self._gauge.set(self._all)
+        self._gauge.inc(change)  # batches have room of their own

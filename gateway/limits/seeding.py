@@ -76,7 +76,7 @@ class Seeder:
         for _ in range(MOST_TRIES):
             await self.enter([ask])
             known = await self._store.known(ask.key)
-            requests = [lease.rpartition(":")[2] for lease in known]
+            requests = [request_of(lease) for lease in known]
             spent = await self._spending(rule, now, requests)
             wait_ms = await self._store.seed(ask, spent, known=known)
             if wait_ms == 0:
@@ -84,3 +84,8 @@ class Seeder:
             if wait_ms > 0:
                 await asyncio.sleep(min(wait_ms / 1000, LONGEST_WAIT_S))
         raise QuotaBackendUnavailable("Budgets cannot be checked at the moment.", retry_after=1.0)
+
+
+def request_of(lease: str) -> str:
+    """As the ledger calls it: of several attempts at one request it has the one that counted."""
+    return lease.rpartition(":")[2].partition("~")[0]

@@ -16,6 +16,7 @@ from gateway.usage.record import Outcome
 PICO_PER_NANO = 1000
 BYTES_PER_GIB = 1 << 30
 DEFAULT_TIER = "default"
+BATCH_TIER = "batch"
 PICO_PER_DOLLAR = 10**12
 PICO_PER_DOLLAR_PER_MILLION = 10**6  # a dollar per million tokens is a million pico a token
 MOST_PICO = 10**15  # a thousand dollars per token: a price above is a typing error

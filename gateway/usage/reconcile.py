@@ -4,8 +4,9 @@ engines recorded by themselves = what the ledger says of their requests.
 A difference is a fault of ours, and is told with its place. What the ledger leaves out on purpose
 is no difference, but is counted: tokens past a stop string, an answer that its engine's death or
 its gateway's cut short, the one token behind an echo. An engine that is killed leaves no final
-count of what ran; that is billed by what arrived from it. Requests of the last minute may still be
-on their way into the ledger, and are counted as that.
+count of what ran; that is billed by what arrived from it. A line of a batch is billed once, for
+the attempt that answered it, and not at all where none did. Requests of the last minute may still
+be on their way into the ledger, and are counted as that.
 """
 
 import re
@@ -23,7 +24,9 @@ from gateway.usage.repository import LedgerRepository
 GRACE_S = 60.0
 CHUNK = 1000  # ids in one query
 MOST_TOLD = 20  # differences of one kind that are told one by one
-PART = re.compile(r"(req_[0-9a-f]{32})-\d+")  # of a request with several prompts
+PART = re.compile(r"(req_[0-9a-f]{32}(?:~[\d.]+)?)-\d+")  # of a request with several prompts
+ATTEMPT = re.compile(r"(req_[0-9a-f]{32})~([\d.]+)")  # at a line of a batch
+LOST = "an attempt at a batch's line was lost"
 CUT_SHORT = frozenset({Outcome.ENGINE_LOST, Outcome.FAILED, Outcome.CANCELLED, Outcome.DEADLINE})
 
 
@@ -93,6 +96,7 @@ class Reconciliation:
     async def _engines(
         self, rows: ReconcileRepository, recorded: Mapping[str, Counts], findings: Findings
     ) -> None:
+        recorded, lost = last_attempts(recorded)
         names = sorted(recorded)
         findings.compared["requests the engines recorded"] = len(names)
         boots = sorted({counts.boot for counts in recorded.values()})
@@ -101,7 +105,12 @@ class Reconciliation:
             chunk = names[first : first + CHUNK]
             billed = await rows.billed(chunk)
             for name in chunk:
-                self._compare(name, recorded[name], billed.get(name), findings)
+                if name in lost and name not in billed:
+                    lost[name] += recorded[name].completion_tokens
+                else:
+                    self._compare(name, recorded[name], billed.get(name), findings)
+        if tokens := sum(lost.values()):
+            findings.unbilled[LOST] += tokens
         if names:
             claimed = await rows.of_boots(boots, after=names[0])
             for name in sorted(claimed - recorded.keys()):
@@ -147,6 +156,26 @@ def _reason(billed: Billed) -> str:
     if billed.finish_reason == "stop":
         return "past a stop string"
     return "behind an echo" if billed.completion == 0 else ""
+
+
+def last_attempts(recorded: Mapping[str, Counts]) -> tuple[dict[str, Counts], dict[str, int]]:
+    """Lines of batches by their last attempts, under their own names; and how many tokens each
+    line's other attempts made."""
+    found: dict[str, Counts] = {}
+    lost: dict[str, int] = {}
+    last: dict[str, tuple[int, ...]] = {}
+    for name, counts in recorded.items():
+        if (attempt := ATTEMPT.fullmatch(name)) is None:
+            found[name] = counts
+            continue
+        line, number = attempt[1], tuple(map(int, attempt[2].split(".")))
+        lost.setdefault(line, 0)
+        if line in found and number < last[line]:
+            lost[line] += counts.completion_tokens
+        else:
+            lost[line] += found[line].completion_tokens if line in found else 0
+            found[line], last[line] = counts, number
+    return found, lost
 
 
 def merged(pages: Iterable[Sequence[Counts]]) -> dict[str, Counts]:

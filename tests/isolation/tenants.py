@@ -8,8 +8,11 @@ from typing import Any
 import httpx2
 
 from engine.protocol import AdapterRef
+from gateway.batches.models import Batch, BatchState
 from gateway.catalog.service import CatalogService
 from gateway.db import Database
+from gateway.files.models import Purpose, StoredFile
+from gateway.files.store import new_file_id
 from gateway.identity.keys import generate
 from gateway.identity.models import User
 from gateway.identity.pepper import Peppers
@@ -54,6 +57,8 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
                     project_id=project.id, threshold_nano=10**9, recipients="a@b", created_at=now,
                 )  # fmt: skip
                 session.add_all([user, alert])
+                file, batch = _file(project.id, now), _batch(project.id, key.id, now)
+                session.add_all((file, batch))
                 tenants.keys[place] = key.text
                 tenants.ids[place] = {
                     "organisation": project.organisation_id,
@@ -64,6 +69,8 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
                     "user": user.id,
                     "alert": alert.id,
                     "model": f"adapter-of-{organisation}-{name}",
+                    "file": file.id,
+                    "batch": batch.id,
                 }
             owner = await service.organisation(organisation, create=True)
             admin = service.issue_admin(owner, KeyTerms(), peppers=peppers)
@@ -89,6 +96,23 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
         "empty words": "sk-",
     }
     return tenants
+
+
+def _file(project: str, now: datetime) -> StoredFile:
+    return StoredFile(
+        id=new_file_id(), project_id=project, filename="in.jsonl", purpose=Purpose.BATCH, nbytes=1,
+        created_at=now, expires_at=now + timedelta(days=1),
+    )  # fmt: skip
+
+
+def _batch(project: str, key: str, now: datetime) -> Batch:
+    """One that has ended."""
+    return Batch(
+        id=new_id("batch"), project_id=project, key_id=key, endpoint="/v1/completions",
+        completion_window="24h", state=BatchState.COMPLETED, input_file=new_file_id(), total=0,
+        completed=0, failed=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0,
+        created_at=now, expires_at=now, ended_at=now, fence=0,
+    )  # fmt: skip
 
 
 def peppers_hash(key: str, peppers: Peppers) -> str:

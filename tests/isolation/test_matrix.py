@@ -24,6 +24,12 @@ INFERENCE: dict[str, dict[str, Any]] = {  # route -> a body that works
     "/detokenize": {"model": BASE, "tokens": [5, 6]},
     "/v1/models": {},
     "/v1/models/{model}": {},
+    "/v1/files": {},
+    "/v1/files/{file_id}": {},
+    "/v1/files/{file_id}/content": {},
+    "/v1/batches": {},
+    "/v1/batches/{batch_id}": {},
+    "/v1/batches/{batch_id}/cancel": {},
 }
 # What stands in a path -> which of a tenant's ids
 PARAMETERS = {
@@ -33,6 +39,8 @@ PARAMETERS = {
     "account_id": "account",
     "user_id": "user",
     "alert_id": "alert",
+    "file_id": "file",
+    "batch_id": "batch",
 }
 UNKNOWN = "nothing-of-anybody"
 
@@ -132,6 +140,9 @@ async def lists_hold_ones_own_alone(caller: Caller, tenants: Tenants) -> None:
     for place, key in tenants.keys.items():
         models = (await caller.send("GET", "/v1/models", key)).json()["data"]
         assert {model["id"] for model in models} == {BASE, tenants.ids[place]["model"]}
+        for kind, route in (("file", "/v1/files"), ("batch", "/v1/batches")):
+            rows = (await caller.send("GET", route, key)).json()["data"]
+            assert [row["id"] for row in rows] == [tenants.ids[place][kind]]
 
 
 async def nothing_secret_was_said(rig: Rig, caller: Caller, tenants: Tenants) -> None:
