@@ -81,12 +81,13 @@ class Answer:
         """Every choice has a finish reason: nothing more is to be shown."""
         return all(choice.finish is not None for choice in self.choices)
 
-    def feed(self, position: int, outputs: Iterable[Output]) -> list[tuple[int, Delta]]:
+    def feed(self, position: int, outputs: Sequence[Output]) -> list[tuple[int, Delta]]:
         """What the choices of one prompt gained. Raises GatewayError where one failed."""
         gained: list[tuple[int, Delta]] = []
+        if position in self._unechoed:
+            known = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), ())
+            gained += self._echo(position, known)
         for output in outputs:
-            if position in self._unechoed:
-                gained += self._echo(position, output.prompt_logprobs or ())
             if failure := _failure(output):
                 self.count(position, (output,))
                 raise failure

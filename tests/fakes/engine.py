@@ -86,6 +86,15 @@ class _Running:
     finished: dict[int, Finish] = field(default_factory=dict)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     more: asyncio.Event = field(default_factory=asyncio.Event)
+    prompt_told: bool = False
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs] | None:
+        """Once, with the first Output of choice 0."""
+        wanted = self.submit.prompt_logprobs
+        if wanted is None or index or self.prompt_told:
+            return None
+        self.prompt_told = True
+        return [_logprob(token, -1.0, wanted) for token in self.submit.tokens[1:]]
 
     @property
     def spent(self) -> int:
@@ -324,7 +333,10 @@ class FakeEngine:
             else [_logprob(token, self.knobs.logprob(index, token), wanted) for token in tokens]
         )
         self._note(running)
-        output = Output(running.submit.request, tokens, index=index, logprobs=logprobs)
+        output = Output(
+            running.submit.request, tokens, index=index, logprobs=logprobs,
+            prompt_logprobs=running.prompt_logprobs(index),
+        )  # fmt: skip
         connection.write(Step([output]))
 
     def _end(
@@ -350,6 +362,7 @@ class FakeEngine:
                     Output(
                         submit.request, [], finish, index=index, usage=usage,
                         stop_token=stop_token, error=error,
+                        prompt_logprobs=running.prompt_logprobs(index),
                     )
                 ]
             )
