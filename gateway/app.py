@@ -32,6 +32,7 @@ from gateway.catalog.service import Quota
 from gateway.config import Settings
 from gateway.cors import with_cors
 from gateway.db import Database
+from gateway.expiry import CreditExpiry
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
@@ -189,6 +190,7 @@ class Application:
             )
             self._routes = with_cors(routes, settings.allowed_origins)
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
+            tasks["credits"] = CreditExpiry(database, limiter, snapshot.rules).run()
             tasks["pins"] = residents.keep()
             tasks |= batches.tasks()
             if self._sweep is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import getpass
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from gateway import redis
+from gateway.audit.service import Actor, AuditLog
 from gateway.cli.flags import DEFAULT_DATA_DIR
 from gateway.cli.table import Row, as_json, as_table
 from gateway.config import ConfigError, DataDir, Secret
@@ -52,12 +56,35 @@ class Desk:
         finally:
             await desk.database.close()
 
+    async def note(
+        self,
+        session: AsyncSession,
+        organisation: str,
+        kind: str,
+        object_id: str,
+        *,
+        project: str | None = None,
+        change: dict[str, Any] | None = None,
+    ) -> None:
+        """In the audit log, within the change's own transaction."""
+        await AuditLog(session, organisation, self.now).add(
+            kind, object_id, actor=Actor("operator", _login()), project=project, change=change
+        )
+
     async def announce(self) -> None:
         """Gateways look by themselves four times a second; with Redis they look at once."""
         if self._redis_url is not None:
             client = redis.connect(Secret(self._redis_url), timeout_s=REDIS_TIMEOUT_S)
             await redis.announce(client)
             await client.aclose()
+
+
+def _login() -> str:
+    """Of the person at the command line, as far as the system knows."""
+    try:
+        return getpass.getuser()[:64]
+    except (KeyError, OSError):  # a container without users
+        return "unknown"
 
 
 def add_command(

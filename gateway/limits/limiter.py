@@ -104,6 +104,11 @@ class RateLimiter:
                 raise too_large(rule, ask, headroom)
         if demand is not None and demand.price is None and any(map(_is_purse, asks)):
             raise unpriced(use.model)
+        if any(rule.is_expiring(now) for rule in rules):
+            raise QuotaBackendUnavailable(
+                "A credit has just expired: what is left is being worked out.",
+                retry_after=WATCH_S,
+            )
         name = lease_name(principal.organisation, request)
         verdict = await self._take(rules, asks, name, now)
         headroom = headroom_of(asks, verdict, now)
@@ -128,7 +133,8 @@ class RateLimiter:
     async def extend(self, lease: Lease, *, held: int, want: int, least: int) -> More:
         """Between ``least`` and ``want`` nano-dollars more, of every budget; or none of any."""
         asks = [
-            replace(ask, limit=rule.limit, cost=want, least=least) for rule, ask in lease.purses
+            replace(ask, limit=self._limit(rule), cost=want, least=least)
+            for rule, ask in lease.purses
         ]
         found = await self._store.extend(asks, lease.name, held=held)
         if found.unseeded:
@@ -242,6 +248,13 @@ class RateLimiter:
         waiting, self._unsettled = self._unsettled, deque(maxlen=MOST_UNSETTLED)
         for each in waiting:
             await self._settle(each)
+
+    def _limit(self, rule: Rule) -> int:
+        """Credits may have expired, or come, since the request was admitted."""
+        credit = self._rules().credit_of(rule.organisation) if rule.period is None else None
+        if credit is not None:
+            rule = replace(rule, limit=credit.nano, expiring=credit.expiring)
+        return rule.ask(0, self._now()).limit
 
     def _holdings(self, key: str) -> list[Open]:
         return [

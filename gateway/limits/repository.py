@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.limits.models import AlertDelivery, Budget, Credit, Plan, Quota, SpendAlert
@@ -65,12 +66,19 @@ class LimitRepository:
         return (await self._session.scalars(statement)).all()
 
     async def expired_credits(self, now: datetime) -> Sequence[Credit]:
+        """Those of which it is not known what was left."""
         statement = (
             select(Credit)
             .where(Credit.expires_at <= now, Credit.lapsed_nano.is_(None))
             .order_by(Credit.expires_at, Credit.id)
         )
         return (await self._session.scalars(statement)).all()
+
+    async def lapse(self, credit_id: str, nano: int) -> bool:
+        """Once: False where it was known already."""
+        statement = update(Credit).where(Credit.id == credit_id, Credit.lapsed_nano.is_(None))
+        done: Any = await self._session.execute(statement.values(lapsed_nano=nano))
+        return bool(done.rowcount)
 
     async def alerts(self, project: str | None = None) -> Sequence[SpendAlert]:
         """Of an organisation as a whole, or of one of its projects."""

@@ -55,6 +55,15 @@ class Allowance:
     nano: int
     soft: bool = False
     since: datetime | None = None  # of credits: when the first was granted
+    expiring: tuple["Expiring", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expiring:
+    """A credit, in ``Allowance.nano``, that nobody has worked out the rest of."""
+
+    at: datetime
+    nano: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,7 @@ class Rule:
     time_zone: str = "UTC"
     soft: bool = False
     since: datetime | None = None  # of credits
+    expiring: tuple[Expiring, ...] = ()
     version: int = 0  # of money: older counters are read from the ledger again
 
     @cached_property
@@ -109,9 +119,12 @@ class Rule:
         key, ends_ms = self.name, 0
         if (period := self.period_at(now)) is not None:
             key, ends_ms = f"{self.name}:{period.id}", period.ends_ms
-        return Ask(
-            key, self.kind, self.unit, self.limit, cost, least, ends_ms, self.soft, self.version
-        )
+        limit = self.limit - sum(each.nano for each in self.expiring if each.at <= now)
+        return Ask(key, self.kind, self.unit, limit, cost, least, ends_ms, self.soft, self.version)
+
+    def is_expiring(self, now: datetime) -> bool:
+        """A credit has expired, and what was left of it is not known yet."""
+        return any(each.at <= now for each in self.expiring)
 
     def period_at(self, now: datetime) -> Period | None:
         return period_at(now, self.period, self.time_zone) if self.period else None
@@ -140,6 +153,16 @@ class RuleBook:
                 self._known.clear()
             self._known[who, use] = known
         return known
+
+    def credit_of(self, organisation: str) -> Allowance | None:
+        """The credits of a prepaid organisation together."""
+        found = self.allowances.get(Subject(Level.ORGANISATION, organisation), ())
+        return next((money for money in found if money.period is None), None)
+
+    def credit_rule(self, organisation: str) -> Rule | None:
+        subject, credit = Subject(Level.ORGANISATION, organisation), self.credit_of(organisation)
+        rules = _rules_of(organisation, subject, NO_RATES, (credit,) if credit else ())
+        return next((replace(rule, version=self.version) for rule in rules), None)
 
     def _rules(self, who: Principal, use: Use) -> Iterable[Rule]:
         subjects = [(Level.ORGANISATION, who.organisation), (Level.PROJECT, who.project)]
@@ -196,4 +219,5 @@ def _rules_of(
             time_zone=money.time_zone,
             soft=money.soft,
             since=money.since,
+            expiring=money.expiring,
         )

@@ -11,7 +11,7 @@ from gateway.ids import new_id
 from gateway.limits.models import MOST_NANO, RATES, Budget, Credit, Exhaust, Level, Quota
 from gateway.limits.period import DAY, MONTH, zone
 from gateway.limits.repository import LimitRepository
-from gateway.limits.rules import Allowance, Rates, RuleBook, Subject
+from gateway.limits.rules import Allowance, Expiring, Rates, RuleBook, Subject
 
 MOST = 10**12  # of a rate: a limit above is a typing error
 
@@ -149,10 +149,15 @@ def _balances(
     balances = {name: Allowance(period=None, nano=0, since=now) for name in prepaid}
     for row in credits:
         if (known := balances.get(row.organisation_id)) is not None:
-            valid = row.amount_nano - (row.lapsed_nano or 0)
             since = min(known.since or row.granted_at, row.granted_at)
+            expiring = known.expiring
+            if row.expires_at is not None and row.lapsed_nano is None:
+                expiring = (*expiring, Expiring(row.expires_at, row.amount_nano))
             balances[row.organisation_id] = Allowance(
-                period=None, nano=known.nano + valid, since=since
+                period=None,
+                nano=known.nano + row.amount_nano - (row.lapsed_nano or 0),
+                since=since,
+                expiring=expiring,
             )
     return balances
 
