@@ -3,8 +3,6 @@
 People are made here (``POST /users``): there is no sign-up, so there is nothing to accept.
 """
 
-import re
-
 from fastapi import APIRouter
 from starlette.requests import Request
 
@@ -12,13 +10,11 @@ from gateway.admin import shapes
 from gateway.admin.desk import AdminDesk, Visit, body_of, role_in, text_of
 from gateway.admin.paths import ONE, ROOT
 from gateway.admin.shapes import Json, page
-from gateway.errors import Conflict, InvalidRequest, ResourceNotFound
+from gateway.errors import Conflict, ResourceNotFound
 from gateway.identity.models import ProjectUser, Role, User
+from gateway.identity.people import checked_email, checked_person
 from gateway.identity.rights import Right, require_grant
 from gateway.ids import new_id
-
-MOST_NAME = 128
-_ADDRESS = re.compile(r"[\x21-\x7e]{1,64}@[\x21-\x7e]{1,189}", re.ASCII)
 
 
 def add_people(router: APIRouter, desk: AdminDesk) -> None:
@@ -36,14 +32,14 @@ def add_people(router: APIRouter, desk: AdminDesk) -> None:
         async with desk.changing(request) as visit:
             role = role_in(body)
             require_grant(visit.who, role)
-            email = email_in(body)
+            email = checked_email(text_of(body, "email"))
             if any(row.email == email for row in await visit.rows.people()):
                 raise Conflict("there is a user with this address", param="email")
             row = User(
                 id=new_id("user"),
                 organisation_id=visit.who.organisation,
                 email=email,
-                name=name_in(body),
+                name=checked_person(text_of(body, "name")),
                 role=role,
                 created_at=visit.now,
                 removed_at=None,
@@ -151,7 +147,7 @@ async def _named(visit: Visit, body: Json) -> User:
     """By ``user_id``, or by ``email``."""
     if body.get("user_id") is not None:
         return await _person(visit, text_of(body, "user_id"))
-    email = email_in(body)
+    email = checked_email(text_of(body, "email"))
     for row in await visit.rows.people():
         if row.email == email:
             return row
@@ -164,19 +160,3 @@ async def _member(visit: Visit, project_id: str, user_id: str) -> tuple[ProjectU
         if row.user_id == person.id:
             return row, person
     raise ResourceNotFound("no user of this id")
-
-
-def email_in(body: Json) -> str:
-    """Raises InvalidRequest."""
-    email = text_of(body, "email").lower()
-    if not _ADDRESS.fullmatch(email):
-        raise InvalidRequest("email is not an e-mail address", param="email")
-    return email
-
-
-def name_in(body: Json) -> str:
-    """Raises InvalidRequest."""
-    name = text_of(body, "name")
-    if not 1 <= len(name) <= MOST_NAME or not name.isprintable():
-        raise InvalidRequest(f"name: 1 to {MOST_NAME} printable characters", param="name")
-    return name

@@ -1,4 +1,4 @@
-"""The operator's commands: ``loratorio tenant|key|adapter|credit|price|period|usage…``.
+"""The operator's commands: ``loratorio tenant|key|adapter|credit|price|period|usage|apply…``.
 
 They write the database directly; running gateways see every change within a second. Answers go to
 standard output as a table, or as JSON with ``--json``. What is wrong is said in one line on
@@ -7,7 +7,7 @@ standard error, with exit code 1 (2 for wrong usage).
 
 from collections.abc import Callable
 
-from gateway.cli import adapters, credits, keys, tenants, usage
+from gateway.cli import adapters, apply, credits, keys, tenants, usage
 from gateway.cli.desk import Commands
 
 GROUPS: dict[str, tuple[Callable[[Commands], None], str]] = {
@@ -26,3 +26,4 @@ def add_commands(subparsers: Commands) -> None:
         parser = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
         add(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
     usage.add_usage(subparsers)
+    apply.add(subparsers)

@@ -94,6 +94,7 @@ def add_command(
     *,
     help: str,
     make: bool = False,
+    render: Callable[[Sequence[Row]], str] = as_table,
 ) -> argparse.ArgumentParser:
     """A command with the options all of them take, that answers what ``run`` returns."""
     parser: argparse.ArgumentParser = group.add_parser(
@@ -109,11 +110,17 @@ def add_command(
     parser.add_argument("--database-url", metavar="URL", help="of the server, if it has one")
     parser.add_argument("--redis-url", metavar="URL", help="tell gateways at once")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
-    parser.set_defaults(run=lambda arguments: _answer(run, arguments, make=make))
+    parser.set_defaults(run=lambda arguments: _answer(run, arguments, make=make, render=render))
     return parser
 
 
-def _answer(run: Command, arguments: argparse.Namespace, *, make: bool) -> int:
+def _answer(
+    run: Command,
+    arguments: argparse.Namespace,
+    *,
+    make: bool,
+    render: Callable[[Sequence[Row]], str],
+) -> int:
     async def attend() -> tuple[Row | Sequence[Row], int]:
         async with Desk.open(arguments, make=make) as desk:
             answer = await run(desk, arguments)
@@ -130,5 +137,5 @@ def _answer(run: Command, arguments: argparse.Namespace, *, make: bool) -> int:
     if arguments.json:
         print(as_json(answer))
     else:
-        print(as_table([answer] if isinstance(answer, dict) else answer))
+        print(render([answer] if isinstance(answer, dict) else answer))
     return code

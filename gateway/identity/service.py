@@ -31,6 +31,9 @@ class KeyTerms:
     requests_per_minute: int | None = None  # None: unlimited
     tokens_per_minute: int | None = None
     expires_at: datetime | None = None
+    endpoints: tuple[str, ...] | None = None  # paths it may be used for; None: all
+    models: tuple[str, ...] | None = None  # public names; None: all of its project
+    networks: tuple[str, ...] | None = None  # 10.0.0.0/8; None: from anywhere
 
     def __post_init__(self) -> None:
         for param in ("requests_per_minute", "tokens_per_minute"):
@@ -194,6 +197,13 @@ class IdentityService:
             created_at=self._now,
             expires_at=terms.expires_at,
             revoked_at=None,
+            endpoints=_listed(terms.endpoints),
+            models=_listed(terms.models),
+            networks=_listed(terms.networks),
         )
         self._rows.add(row)
         return row
+
+
+def _listed(values: tuple[str, ...] | None) -> list[str] | None:
+    return None if values is None else list(values)

@@ -1,0 +1,1 @@
+"""Tenants as one file: read, compared with the database, and brought about."""
