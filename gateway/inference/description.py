@@ -102,6 +102,7 @@ def paths() -> dict[str, Any]:
         "/v1/completions": {"post": _generating("Continue a text", COMPLETION, "prompt")},
         "/tokenize": {"post": _asking("The tokens of a prompt or a chat", TOKENIZE)},
         "/detokenize": {"post": _asking("The text of tokens", DETOKENIZE, "tokens")},
+        "/tokenizer_info": {"get": _operation("Special tokens and the chat template")},
         "/v1/models": {"get": _operation("The base and your adapters")},
         "/v1/models/{model}": {
             "get": {

@@ -39,6 +39,11 @@ class Prompts:
         self._threads = threads
         self._control = _spellings(tokenizer.special)
 
+    @property
+    def template(self) -> str | None:
+        """The chat template's source; None where the model has none."""
+        return self._template.source if self._template else None
+
     async def of_chat(self, messages: Sequence[Message], how: Rendering = PLAIN) -> list[int]:
         """Raises InvalidRequest."""
         if _is_short(messages, how):

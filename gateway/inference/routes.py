@@ -72,6 +72,7 @@ class Routes:
             "/v1/models": Route("/v1/models", ("GET", "HEAD"), self._models),
             "/tokenize": Route("/tokenize", ("POST",), self._tokenize),
             "/detokenize": Route("/detokenize", ("POST",), self._detokenize),
+            "/tokenizer_info": Route("/tokenizer_info", ("GET", "HEAD"), self._tokenizer),
             "/healthz": Route("/healthz", ("GET", "HEAD"), self._alive),
             "/readyz": Route("/readyz", ("GET", "HEAD"), self._ready),
         }
@@ -136,6 +137,10 @@ class Routes:
 
     async def _detokenize(self, request: Request, reply: Reply) -> None:
         await self._pipeline.tell(request, reply, self._tokenization.text)
+
+    async def _tokenizer(self, request: Request, reply: Reply) -> None:
+        await self._caller(request, reply)
+        await reply.json(orjson.dumps(self._tokenization.info()))
 
     async def _caller(self, request: Request, reply: Reply) -> Principal:
         principal = self._do.gate.admit(request)

@@ -36,6 +36,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, named_tokens: dict[str, str]) -> None:
         """Raises TokenizerInvalid when the source is not a template."""
+        self.source = source
         environment = _environment()
         try:
             tree = environment.parse(source)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's shapes: what a prompt is to the model, without running it.
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's shapes: what a prompt is to the model.
 
 Nothing is generated and no token is billed; as a request it counts.
 """
@@ -66,6 +66,16 @@ class Tokenization:
             checked_tokens(values, "tokens") if values else (), "tokens"
         )
         return {"prompt": await self._prompts.text_of(tokens, special=True)}
+
+    def info(self) -> dict[str, Any]:
+        """What a client needs to render chats itself."""
+        named = self._prompts.tokenizer.named_tokens
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{name: named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
+            "chat_template": self._prompts.template,
+            "model_max_length": self._fleet.context,
+        }
 
     def _require_model(self, fields: Fields, principal: Principal) -> None:
         """All names of one base have one tokenizer; a name that is given must exist."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.gateway.serving import BASE, LIMITED_KEY, OTHER_KEY, ask, post, serving
+from tests.gateway.serving import BASE, CHATML, LIMITED_KEY, OTHER_KEY, ask, post, serving
+from tests.gateway.test_models import get
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -40,6 +41,15 @@ async def test_what_was_tokenised_reads_as_it_was(tmp_path, text):
     async with serving(tmp_path) as server:
         tokens = (await ask(server.port, tokenize(prompt=text))).json["tokens"]
         assert (await ask(server.port, detokenize(tokens=tokens))).json == {"prompt": text}
+
+
+async def test_a_client_may_render_chats_itself(tmp_path):
+    async with serving(tmp_path, context=128) as server:
+        info = (await ask(server.port, get("/tokenizer_info"))).json
+        assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+        assert (info["pad_token"], info["model_max_length"]) == (None, 128)
+        assert info["chat_template"] == CHATML
+        assert (await ask(server.port, get("/tokenizer_info", "sk-no"))).status == 401
 
 
 async def test_long_texts_go_there_and_back(tmp_path):

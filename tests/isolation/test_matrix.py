@@ -22,6 +22,7 @@ INFERENCE: dict[str, dict[str, Any]] = {  # route -> a body that works
     "/v1/completions": {"model": BASE, "prompt": "Hello", "max_tokens": 1},
     "/tokenize": {"model": BASE, "prompt": "Hello"},
     "/detokenize": {"model": BASE, "tokens": [5, 6]},
+    "/tokenizer_info": {},
     "/v1/models": {},
     "/v1/models/{model}": {},
     "/v1/files": {},
