@@ -19,7 +19,7 @@ from gateway.usage.report import Group, Only
 MOST_VALUES = 100  # of one list
 PLAIN = ("start_time", "end_time", "bucket_width", "limit", "page", "batch")
 
-# Their word for a group -> ours. None: nothing of ours distinguishes it.
+# Their word for a group -> our column. None: it follows from another one.
 USAGE_GROUPS: dict[str, Group | None] = {
     "project_id": "project_id",
     "user_id": "user_id",
@@ -54,6 +54,11 @@ class Query:
     only: Only
     batch: bool | None = None
     line_items: tuple[str, ...] = ()  # empty: all
+
+    @property
+    def by_batch(self) -> bool:
+        """Of batches, or not, is what the tier says."""
+        return self.batch is not None or "batch" in self.groups
 
     @property
     def by_item(self) -> bool:

@@ -6,6 +6,7 @@ and ``unpriced_requests``, so that what has no price is never taken for free.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from gateway.admin.query import COST_GROUPS, USAGE_GROUPS, Query, cost_query, us
 from gateway.admin.shapes import Json
 from gateway.admin.span import Span
 from gateway.identity.rights import Right
+from gateway.usage.pricing import BATCH_TIER
 from gateway.usage.report import Bucket, Line, Usage, UsageReport
 
 NANO_PER_DOLLAR = 10**9
@@ -29,6 +31,8 @@ def add_reports(router: APIRouter, desk: AdminDesk) -> None:
             query = usage_query(request.query_params, visit.now)
             report = UsageReport(visit.session, visit.who.organisation)
             columns = query.columns(USAGE_GROUPS)
+            if query.by_batch:
+                columns = (*columns, "tier")
             buckets = await report.buckets(
                 query.span.window, query.span.width, group_by=columns, only=query.only
             )
@@ -67,16 +71,20 @@ def _bucket(bucket: Bucket, results: list[Json]) -> Json:
 
 
 def _used(lines: Sequence[Line], query: Query) -> list[Json]:
-    if query.batch:  # there are no batches
-        return []
+    shown: dict[tuple[Any, ...], tuple[Json, Usage]] = {}
+    for line in lines:
+        named = _named(line, query, USAGE_GROUPS)
+        if query.by_batch:  # the last column is the tier
+            is_batch = line.group[-1] == BATCH_TIER
+            if query.batch not in (None, is_batch):
+                continue
+            named["batch"] = is_batch if "batch" in query.groups else None
+        if line.usage.requests:  # adjustments and storage are costs alone
+            known = shown.get(tuple(named.values()), (named, Usage()))[1]
+            shown[tuple(named.values())] = named, known + line.usage
     return [
-        {
-            "object": "organization.usage.completions.result",
-            **_tokens(line.usage),
-            **_named(line, query, USAGE_GROUPS),
-        }
-        for line in lines
-        if line.usage.requests  # adjustments and storage are costs alone
+        {"object": "organization.usage.completions.result", **_tokens(usage), **named}
+        for named, usage in shown.values()
     ]
 
 
@@ -99,10 +107,7 @@ def _named(line: Line, query: Query, offered: Mapping[str, object]) -> Json:
     """Every group there is: null where it was not asked for, or the event has none of it."""
     columns = [name for name in query.groups if offered[name] is not None]
     values = dict(zip(columns, line.group, strict=False))
-    named: Json = {name: values.get(name) or None for name in offered}
-    if "batch" in query.groups:
-        named["batch"] = False
-    return named
+    return {name: values.get(name) or None for name in offered}
 
 
 def _costs(lines: Sequence[Line], query: Query) -> list[Json]:

@@ -112,6 +112,25 @@ async def test_usage_is_filtered(clients, ledger):
     assert len(results([await call(**ask, batch=False)])) == 4
 
 
+async def test_usage_tells_batches_apart(database, clients, ledger):
+    async with database.reading() as session:
+        [acme, _] = await IdentityRepository(session).organisations()
+    mine = {"organisation_id": acme.id, "project_id": "prj_1"}
+    await write(database, event(DAY_0, tier="batch", **mine), event(DAY_0, tier="priority", **mine))
+    ask = {"start_time": START, "end_time": END}
+    call = usage_of(clients).completions
+    [batch] = results([await call(**ask, batch=True)])
+    assert (batch.num_model_requests, batch.batch) == (1, None)
+    rest = results([await call(**ask, batch=False)])
+    assert sum(line.num_model_requests for line in rest) == 20
+    lines = results([await call(**ask, group_by=["batch"], limit=1)])
+    assert sorted((line.batch, line.num_model_requests) for line in lines) == [
+        (False, 7),
+        (True, 1),
+    ]
+    assert {line.service_tier for line in lines} == {None}
+
+
 async def test_costs_are_what_the_ledger_says_by_line_item_too(clients, ledger):
     call = usage_of(clients).costs
     for groups in ([], ["line_item"], ["project_id", "user_id", "api_key_id", "adapter_id"]):
