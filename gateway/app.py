@@ -37,6 +37,8 @@ from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.http import Asgi, Receive, Scope, Send
+from gateway.idempotency.answers import Answers, MemoryAnswers
+from gateway.idempotency.redis_answers import RedisAnswers
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
 from gateway.inference.gate import Gate
@@ -145,6 +147,7 @@ class Application:
                 shared_limits=lambda: not limiter.degraded,
             )
             residents = Residents(self._fleet, snapshot)
+            answers = self._answers(stack)
             services = Services(
                 gate=Gate(snapshot, open_to_this_machine=settings.open),
                 limiter=limiter,
@@ -156,6 +159,7 @@ class Application:
                 max_inflight=settings.max_inflight,
                 tariff=snapshot.tariff,
                 residents=residents,
+                answers=answers,
             )
             prompts = Prompts(tokenizer, template, threads)
             grammars = GrammarCheck()
@@ -191,6 +195,7 @@ class Application:
             self._routes = with_cors(routes, settings.allowed_origins)
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
             tasks["credits"] = CreditExpiry(database, limiter, snapshot.rules).run()
+            tasks["answers"] = answers.run()
             tasks["pins"] = residents.keep()
             tasks |= batches.tasks()
             if self._sweep is not None:
@@ -261,6 +266,15 @@ class Application:
             recovery_s=settings.limit_recovery_s,
             **more,
         )
+
+    def _answers(self, stack: AsyncExitStack) -> Answers:
+        """Those that are kept under idempotency keys."""
+        url, deadline_s = self._settings.redis_url, self._settings.limit_deadline_s
+        if url is None:
+            return MemoryAnswers()
+        client = redis.connect(url, timeout_s=deadline_s)
+        stack.push_async_callback(client.aclose)
+        return RedisAnswers(client, deadline_s=deadline_s)
 
     async def _lookup(self, request: str) -> Counts | None:
         """What the engines recorded of a request that our last run did not finish.

@@ -11,9 +11,10 @@ from gateway.http import Asgi
 
 # What a page may read of an answer besides its body.
 EXPOSED = (
-    "openai-processing-ms", "retry-after", "retry-after-ms", "x-ignored-params", "x-request-id",
-    "x-should-retry", *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset")
-                        for what in ("requests", "tokens")),
+    "idempotent-replayed", "openai-processing-ms", "retry-after", "retry-after-ms",
+    "x-ignored-params", "x-request-id", "x-should-retry",
+    *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset")
+      for what in ("requests", "tokens")),
 )  # fmt: skip
 PREFLIGHT_SECONDS = 600  # how long a browser need not ask again
 

@@ -131,6 +131,27 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
+class IdempotencyKeyReused(GatewayError):
+    """The key stands for another request."""
+
+    status, kind = HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request_error"
+    code = "idempotency_key_reused"
+
+
+class IdempotencyKeyBusy(Conflict):
+    """The request that has this key is not answered yet."""
+
+    code = "idempotency_key_in_use"
+    retryable = True
+
+
+class IdempotencyAnswerGone(Conflict):
+    """It was answered, and the answer is not kept; answering again would be paid again."""
+
+    code = "idempotency_answer_not_kept"
+    retryable = False
+
+
 class AdapterRefused(GatewayError):
     """The files are no adapter for this base. ``problems`` lists every finding."""
 
@@ -264,6 +285,12 @@ class AdapterRetired(GatewayError):
 
 class QuotaBackendUnavailable(Unavailable):
     code = "quota_backend_unavailable"
+
+
+class IdempotencyUnavailable(Unavailable):
+    """Nobody can say whether a key was used before."""
+
+    code = "idempotency_unavailable"
 
 
 class UsageLogUnavailable(Unavailable):

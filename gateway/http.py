@@ -143,10 +143,22 @@ class UntilGone:
             raise ClientGone from None
 
 
+class Tape(Protocol):
+    """Hears the body of an answer."""
+
+    def add(self, part: bytes) -> None: ...
+
+    async def end(self, part: bytes) -> None:
+        """Returns before the last part is sent."""
+
+
 class Reply:
     """The one answer to a request. ``headers`` set before it begins go with it, also on errors."""
 
-    __slots__ = ("_send", "_started", "begun", "broken", "facts", "headers", "request_id", "status")
+    __slots__ = (
+        "_send", "_started", "begun", "broken", "facts", "headers", "kind", "request_id", "status",
+        "tape",
+    )  # fmt: skip
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -157,6 +169,8 @@ class Reply:
         self.status = 0  # of the answer, once begun
         self.begun = False
         self.broken = False  # a failure of ours came after the status had gone out
+        self.kind = ""  # content type, once begun
+        self.tape: Tape | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -164,7 +178,7 @@ class Reply:
 
     async def json(self, body: bytes, status: int = HTTPStatus.OK) -> None:
         await self._begin(status, {"content-type": "application/json"}, length=len(body))
-        await self._send({"type": "http.response.body", "body": body})
+        await self.end(body)
 
     async def error(self, error: GatewayError) -> None:
         self.headers.update(error.headers())
@@ -174,7 +188,7 @@ class Reply:
 
     async def whole(self, body: bytes, headers: Mapping[str, str]) -> None:
         await self._begin(HTTPStatus.OK, headers, length=len(body))
-        await self._send({"type": "http.response.body", "body": body})
+        await self.end(body)
 
     async def events(self) -> None:
         """Begin server-sent events; ``write`` follows."""
@@ -186,14 +200,18 @@ class Reply:
         await self._begin(HTTPStatus.OK, headers, length=None)
 
     async def write(self, frames: bytes) -> None:  # waits while the client reads slowly
+        if self.tape is not None:
+            self.tape.add(frames)
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
 
     async def end(self, frames: bytes) -> None:
+        if self.tape is not None:
+            await self.tape.end(frames)
         await self._send({"type": "http.response.body", "body": frames})
 
     async def _begin(self, status: int, headers: Mapping[str, str], *, length: int | None) -> None:
         assert not self.begun, "one request has one answer"
-        self.begun, self.status = True, status
+        self.begun, self.status, self.kind = True, status, headers["content-type"]
         elapsed = str(round(self.elapsed_s * 1000))
         merged = {**self.headers, **headers, "openai-processing-ms": elapsed}
         if length is not None:

@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import NoScriptError, RedisError
@@ -51,13 +52,15 @@ class Script:
         self._text = files(package).joinpath(name).read_text("ascii")
         self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(self, keys: Sequence[str], arguments: Sequence[str | int]) -> list[int]:
+    async def __call__(
+        self, keys: Sequence[str], arguments: Sequence[str | int | bytes]
+    ) -> list[Any]:
         try:
             reply = await self._redis.evalsha(self._sha, len(keys), *keys, *arguments)
         except NoScriptError:  # a fresh server, or another node of a cluster
             reply = await self._redis.eval(self._text, len(keys), *keys, *arguments)
-        numbers: list[int] = reply
-        return numbers
+        found: list[Any] = reply
+        return found
 
 
 async def announce(redis: Redis) -> None:

@@ -16,10 +16,12 @@ import orjson
 
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.http import Reply, Request
+from gateway.idempotency.answers import Claim, claim_of
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object, parse_object
 from gateway.inference.call import Asked, Call, Hold, price_of
 from gateway.inference.frames import Frames
+from gateway.inference.once import HEADER, Patient, give, key_of, replay
 from gateway.inference.order import Order
 from gateway.inference.room import Room
 from gateway.inference.services import Services
@@ -45,7 +47,29 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
-        await self.answer(self._admit(request, reply), request, reply, endpoint)
+        principal = self._admit(request, reply)
+        if not request.headers(HEADER):
+            await self.answer(principal, request, reply, endpoint)
+            return
+        try:
+            claim, body = await self._claimed(principal, request)
+            kept = await self._do.answers.claim(claim)
+        except GatewayError:
+            await self._count(principal, reply)
+            raise
+        if kept is not None:
+            await self._count(principal, reply)
+            await replay(kept, reply)
+            return
+        asked = Patient(request, body)
+        await give(claim, self._do.answers, reply,
+                   lambda: self.answer(principal, asked, reply, endpoint))  # fmt: skip
+
+    async def _claimed(self, principal: Principal, request: Request) -> tuple[Claim, bytes]:
+        key = key_of(request)
+        body = await request.json_body(self._do.max_body_bytes)
+        asked = request.path.encode() + b"\n" + body
+        return claim_of(principal.organisation, principal.project, key, asked), body
 
     async def answer(
         self, principal: Principal, request: Asked, reply: Reply, endpoint: Endpoint

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from gateway.catalog.target import Target
 from gateway.fleet.fleet import Fleet
+from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.inference.gate import Gate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.lease import Limiter
@@ -56,5 +57,6 @@ class Services:
     metrics: Metrics
     max_body_bytes: int
     max_inflight: int
+    answers: Answers = field(default_factory=MemoryAnswers)
     tariff: TariffOf = unpriced
     residents: Residents | None = None  # None: nobody waits for adapters to be free

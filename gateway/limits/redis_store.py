@@ -81,7 +81,7 @@ class RedisStore:
         await self._look()
         facts = (spent, ask.ends_ms, ask.version, self._born_ms + self._recovery_ms)
         (wait,) = await self._seed([ask.key], [*facts, self._recovery_ms, *known])
-        return wait
+        return int(wait)
 
     async def enter(self, ask: Ask, leases: Sequence[Open]) -> None:
         facts = [fact for each in leases for fact in (each.lease, each.nano)]

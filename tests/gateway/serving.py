@@ -22,6 +22,7 @@ from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
+from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.identity.principal import Principal
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
@@ -198,6 +199,7 @@ async def serving(
     snapshot_age: "Sequence[float]" = (0.0,),
     limiter: RateLimiter | None = None,
     tariff: TariffOf = unpriced,
+    answers: Answers | None = None,
     priority_tier: bool = False,
     allowed_origins: Sequence[str] = (),
     residents: "Callable[[Fleet], Residents] | None" = None,
@@ -225,6 +227,7 @@ async def serving(
         gate=Gate(snapshot, open_to_this_machine=is_open), limiter=limiter or memory_limiter(),
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
+        answers=answers or MemoryAnswers(),
         residents=residents(fleet) if residents else None,
     )  # fmt: skip
     grammars = GrammarCheck()
