@@ -41,6 +41,7 @@ from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.idempotency.redis_answers import RedisAnswers
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
+from gateway.inference.calling import CallSupport
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
@@ -169,6 +170,7 @@ class Application:
                 prompts,
                 self._fleet,
                 grammars=grammars,
+                calls=CallSupport(template, settings.tool_call_parser),
                 deadline_ms=int(settings.request_timeout_s * 1000),
                 priority_tier=settings.priority_tier,
             )

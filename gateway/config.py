@@ -13,6 +13,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json")
+
 
 class ConfigError(ValueError):
     """The gateway cannot start with these settings. The message says what to change."""
@@ -108,6 +110,7 @@ class Settings:
     request_timeout_s: float = 600.0
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
+    tool_call_parser: str = TOOL_CALL_PARSERS[0]  # auto: as the chat template says
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
     limit_deadline_s: float = 0.25  # longest wait for the limit store
     limit_recovery_s: float = 3.0  # until a Redis that began empty is told all that runs
@@ -136,6 +139,9 @@ class Settings:
         for name in ("max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        if self.tool_call_parser not in TOOL_CALL_PARSERS:
+            known = ", ".join(TOOL_CALL_PARSERS)
+            raise ConfigError(f"tool_call_parser={self.tool_call_parser!r} is none of {known}")
         name = self.key_environment
         if not (name.isascii() and name.isalnum() and len(name) <= 16):
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.config import TOOL_CALL_PARSERS
+
 DEFAULT_DATA_DIR = Path(".data")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -31,6 +33,8 @@ UNNEEDED: dict[str, tuple[bool, str]] = {
     "--no-enable-log-requests": (False, "prompts are never logged"),
     "--trust-remote-code": (False, "code in a checkpoint is never run"),
     "--swap-space": (True, "nothing is swapped"),
+    "--enable-auto-tool-choice": (False, "tools are always on"),
+    "--guided-decoding-backend": (True, "there is one"),
 }
 DTYPES = {"half": "float16", "float": "float32"}
 QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
@@ -70,6 +74,7 @@ class ServeOptions:
     ready_file: Path | None
     allowed_origins: tuple[str, ...]
     priority_tier: bool
+    tool_call_parser: str
     lora_modules: tuple[LoraModule, ...]
     engine_flags: tuple[str, ...]  # handed on as they are
     unneeded: tuple[str, ...] = field(default=())  # sentences to print
@@ -92,6 +97,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=DIR",
         help="PEFT adapters to serve for the default project",
+    )
+    model.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        choices=TOOL_CALL_PARSERS,
+        help="how the model writes calls of tools (default: as its chat template says)",
     )
     model.add_argument(
         "--quantization",
@@ -259,6 +270,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         ready_file=arguments.ready_file,
         allowed_origins=_origins(arguments.allowed_origins),
         priority_tier=arguments.priority_tier,
+        tool_call_parser=arguments.tool_call_parser,
         lora_modules=parse_lora_modules(arguments.lora_modules),
         engine_flags=_engine_flags(arguments),
         unneeded=_unneeded(arguments),

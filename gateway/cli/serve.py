@@ -84,6 +84,7 @@ def _settings(
         redis_url=Secret(options.redis_url) if options.redis_url else None,
         allowed_origins=options.allowed_origins,
         priority_tier=options.priority_tier,
+        tool_call_parser=options.tool_call_parser,
         adapter_canary=options.adapter_canary,
         open=options.open,
         open_tenant=DEMO_TENANT if options.demo else DEFAULT_TENANT,

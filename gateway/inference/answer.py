@@ -34,6 +34,15 @@ class Counts:
 
 
 @dataclass(slots=True)
+class Call:
+    """A function to be called."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class Written:
     """All of one choice, for an answer that is sent whole."""
 
@@ -41,9 +50,14 @@ class Written:
     chances: list[TokenChance] = field(default_factory=list)
     finish: str | None = None
     why: dict[str, str] | None = None
+    calls: list[Call] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
+        for gained in delta.calls:
+            if gained.id is not None:
+                self.calls.append(Call(gained.id, gained.name or ""))
+            self.calls[gained.index].arguments += gained.arguments
         self.chances += delta.chances
         self.finish = delta.finish or self.finish
         self.why = delta.why or self.why
@@ -70,6 +84,7 @@ class Answer:
                 shows_special=options.shows_special,
                 min_tokens=options.sampling.min_tokens,
                 offset=len(order.echoes[position]) if order.echoes else 0,
+                reader=order.calling.reader() if order.calling else None,
             )
             for position in range(len(order.prompts))
             for index in range(options.candidates)

@@ -7,6 +7,7 @@ the last one billed. Stop strings are not looked for in the first ``min_tokens``
 from dataclasses import dataclass, field
 
 from engine.protocol import Finish, Output, TokenLogprobs, Usage
+from gateway.inference.call_reader import CallDelta, CallReader
 from gateway.inference.detokenize import Detokenizer
 from gateway.inference.logprobs import TokenChance, finite
 from gateway.inference.stop import StopSearch, StopStrings
@@ -23,6 +24,7 @@ class Delta:
     chances: list[TokenChance] = field(default_factory=list)
     finish: str | None = None
     why: dict[str, str] | None = None  # more about the reason
+    calls: tuple[CallDelta, ...] = ()
 
 
 class Choice:
@@ -38,14 +40,17 @@ class Choice:
         shows_special: bool = False,
         min_tokens: int = 0,
         offset: int = 0,
+        reader: CallReader | None = None,
     ) -> None:
         """``offset``: characters shown before the first token, where a prompt is echoed.
         ``shows_stop``: what stops the text, a string or a token of its own, is part of it.
-        ``shows_special``: so are control tokens."""
+        ``shows_special``: so are control tokens.
+        ``reader``: takes calls out of the text; None: there are none."""
         self.index = index
         self._detokenizer = Detokenizer(tokenizer, special=shows_special)
         self._search = StopSearch(stops, shown=shows_stop) if stops else None
         self._shows_stop = shows_stop
+        self._reader = reader
         self._min_tokens = min_tokens
         self._decoded = self._shown = offset  # characters
         self._chances: list[TokenChance] = []  # of tokens not yet shown
@@ -129,10 +134,25 @@ class Choice:
     def _delta(self, text: str) -> Delta:
         """Log-probabilities go with the text of their token, so a stop string cuts both."""
         self._shown += len(text)
+        delta = Delta(text, self._due(), self.finish)
+        return delta if self._reader is None else self._read(delta, self._reader)
+
+    def _read(self, delta: Delta, reader: CallReader) -> Delta:
+        parts = [reader.feed(delta.text)]
+        if self.finish is not None:
+            parts.append(reader.flush())
+            if self.finish == "stop" and reader.called:
+                self.finish = delta.finish = "tool_calls"
+        delta.text = "".join(part.text for part in parts)
+        delta.calls = tuple(call for part in parts for call in part.calls)
+        return delta
+
+    def _due(self) -> list[TokenChance]:
+        """Log-probabilities whose tokens' text is out."""
         if not self._chances:
-            return Delta(text, [], self.finish)
+            return []
         cut = self._search is not None and self._search.found
         ended = self.finish is not None and not cut
         due = [c for c in self._chances if ended or c.offset < self._shown]
         self._chances = [] if self.finish else self._chances[len(due) :]
-        return Delta(text, due, self.finish)
+        return due

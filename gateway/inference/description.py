@@ -6,6 +6,7 @@ from gateway.inference.options import MOST_CHOICES, MOST_STOPS
 from gateway.inference.sampling import REPETITION
 from gateway.inference.support import IGNORED, REFUSED
 from gateway.inference.tier import TIERS
+from gateway.inference.tools import MOST_TOOLS
 from gateway.inference.wire import MOST_ALTERNATIVES
 
 Schema = dict[str, Any]
@@ -68,6 +69,9 @@ CHAT: dict[str, Schema] = {
     "add_generation_prompt": {"type": "boolean", "default": True},
     "continue_final_message": FLAG,
     "chat_template_kwargs": {"type": "object"},
+    "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MOST_TOOLS},
+    "tool_choice": {"description": "none, auto, required, or a function by its name."},
+    "parallel_tool_calls": {"type": "boolean", "default": True},
     "logprobs": FLAG,
     "top_logprobs": integer(0, MOST_ALTERNATIVES),
 }
@@ -118,7 +122,8 @@ def paths() -> dict[str, Any]:
 
 
 def _generating(summary: str, own: dict[str, Schema], required: str) -> dict[str, Any]:
-    ignored, refused = ", ".join(sorted(IGNORED)), ", ".join(sorted(REFUSED))
+    ignored = ", ".join(sorted(IGNORED - own.keys()))
+    refused = ", ".join(sorted(set(REFUSED) - own.keys()))
     schema = {"type": "object", "required": ["model", required], "properties": {**SHARED, **own}}
     return {
         **_operation(summary),

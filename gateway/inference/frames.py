@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from gateway.errors import GatewayError
-from gateway.inference.answer import Counts, Written
+from gateway.inference.answer import Call, Counts, Written
+from gateway.inference.call_reader import CallDelta
 from gateway.inference.choice import Delta
 from gateway.inference.logprobs import Speller, TokenChance, chat_logprobs, completion_logprobs
 from gateway.inference.order import Order
@@ -95,6 +96,10 @@ class ChatFrames(Frames):
             content = b'{"index":%d,"delta":{"content":' % index + orjson.dumps(delta.text)
             logprobs = b'},"logprobs":' + self._logprobs(delta.chances)
             frames = self._before + content + logprobs + b',"finish_reason":null}' + self._after
+        for gained in delta.calls:  # one a frame: clients look at the first of a list
+            call = b'{"index":%d,"delta":{"tool_calls":[' % index + orjson.dumps(_call(gained))
+            rest = b']},"logprobs":null,"finish_reason":null}'
+            frames += self._before + call + rest + self._after
         if delta.finish:
             last = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"%s}'
             reason = delta.finish.encode()
@@ -107,9 +112,14 @@ class ChatFrames(Frames):
             "index": index,
             "message": {
                 "role": "assistant",
-                "content": written.text,
+                "content": written.text or (None if written.calls else ""),
                 "refusal": None,
                 "annotations": [],
+                **(
+                    {"tool_calls": [_whole_call(call) for call in written.calls]}
+                    if written.calls
+                    else {}
+                ),
             },
             "logprobs": chat_logprobs(written.chances, self._speller) if wanted else None,
             "finish_reason": written.finish,
@@ -148,6 +158,18 @@ class CompletionFrames(Frames):
         if alternatives is None:
             return None
         return completion_logprobs(chances, self._speller, alternatives=alternatives)
+
+
+def _call(gained: CallDelta) -> dict[str, Any]:
+    if gained.id is None:
+        return {"index": gained.index, "function": {"arguments": gained.arguments}}
+    function = {"name": gained.name, "arguments": gained.arguments}
+    return {"index": gained.index, "id": gained.id, "type": "function", "function": function}
+
+
+def _whole_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _why(why: dict[str, str] | None) -> bytes:

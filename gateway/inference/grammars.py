@@ -10,10 +10,10 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.grammar import MOST_CHARS, limits
 from gateway.errors import InvalidRequest, Unavailable
@@ -41,7 +41,8 @@ class Flaw:
     """Why there is none."""
 
     message: str
-    at: str = ""  # the part, as a path from the structure's field
+    at: str = ""  # the part, as a path from the field
+    path: str | None = None  # the field, where it is not the structure's own
 
 
 class GrammarCheck:
@@ -67,7 +68,7 @@ class GrammarCheck:
                 param=structure.path,
             ) from None
         if isinstance(found, Flaw):
-            path = f"{structure.path}{found.at}"
+            path = f"{found.path or structure.path}{found.at}"
             raise InvalidRequest(f"{path} cannot be followed: {found.message}.", param=path)
         left_out = (f"{structure.path}:{keyword}" for keyword in found.ignored)
         return Grammar(found.text, (*structure.ignored, *left_out))
@@ -101,13 +102,16 @@ class Compiler:
     def compile(self, structure: Structure) -> Grammar | Flaw:
         try:
             text = _written(structure)
-        except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
+        except Exception as error:  # the library's converter raises nothing more special
             return Flaw(_line(str(error)))
         if len(text) > MOST_CHARS:
             return Flaw(f"it has {len(text)} characters; {MOST_CHARS} are the most")
         matcher = self._matcher(text)
         if matcher.is_error():
             message = _line(matcher.get_error())
+            for part in structure.parts:
+                if isinstance(flaw := self.compile(part), Flaw):
+                    return replace(flaw, path=part.path)
             if structure.schema is None:
                 return Flaw(message)
             return self._locate(structure.schema, structure.lenient, message)

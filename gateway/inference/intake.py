@@ -9,6 +9,7 @@ from gateway.errors import InvalidRequest
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
+from gateway.inference.calling import Calling, CallSupport
 from gateway.inference.grammars import Grammar, GrammarCheck
 from gateway.inference.options import Options
 from gateway.inference.order import Order
@@ -34,6 +35,7 @@ class Intake:
         fleet: Fleet,
         *,
         grammars: GrammarCheck,
+        calls: CallSupport,
         deadline_ms: int,
         priority_tier: bool = False,
     ) -> None:
@@ -41,14 +43,17 @@ class Intake:
         self._names = names
         self._prompts = prompts
         self._fleet = fleet
-        self._grammars = grammars
+        self._grammars, self._calls = grammars, calls
         self._deadline_ms = deadline_ms
         self._priority_tier = priority_tier
 
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_chat(body)
         target = self._names.resolve(principal, asked.options.model, subject_of(body))
-        tokens = await self._prompts.of_chat(asked.messages, asked.rendering)
+        calling = self._calls.calling(asked.tools)
+        structure = self._calls.structure(calling, asked.options.structure)
+        messages, how = self._calls.prompt(asked.messages, asked.rendering, calling)
+        tokens = await self._prompts.of_chat(messages, how)
         tokens = self._kept(tokens, asked.options)
         return self._order(
             request_id,
@@ -56,7 +61,8 @@ class Intake:
             target,
             options=asked.options,
             prompts=[tokens],
-            grammar=await self._followed(asked.options.structure),
+            grammar=await self._followed(structure),
+            calling=calling,
             param="messages",
         )
 
@@ -99,6 +105,7 @@ class Intake:
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str] = (),
         grammar: Grammar | None,
+        calling: Calling | None = None,
         param: str,
     ) -> Order:
         self._require_known(options)
@@ -117,6 +124,7 @@ class Intake:
             tier=tier,
             priority=tier.priority if tier else 0,
             grammar=None if grammar is None else grammar.text,
+            calling=calling,
             echoes=echoes,
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.protocol import Submit
 from gateway.catalog.target import Target
 from gateway.identity.principal import Principal
+from gateway.inference.calling import Calling
 from gateway.inference.meter import FIRST_BLOCK, Purse
 from gateway.inference.options import Options
 from gateway.inference.tier import Tier
@@ -27,6 +28,7 @@ class Order:
     token_limit: int | None = None  # the smallest limit of tokens that holds for it
     tier: Tier | None = None  # as it is served; None: the client named none
     priority: int = 0  # larger goes first
+    calling: Calling | None = None  # None: what an answer says is text
     grammar: str | None = None  # what every choice must match, as engines read it
     attempt: str = ""  # which one, at a line of a batch; else nobody asks twice under one id
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated

@@ -19,7 +19,7 @@ from gateway.inference.fields import Fields, checked_text, out_of_range, wrong_t
 from gateway.inference.schema import ANY_OBJECT, JsonSchema
 
 MOST_PATTERN_CHARS = 1 << 14
-MOST_GRAMMAR_CHARS = 1 << 17
+MOST_GRAMMAR_CHARS = 1 << 15
 MOST_WORDS = 4096
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -42,6 +42,7 @@ class Structure:
     schema: JsonSchema | None = None  # where it is one, whole: to say which part is at fault
     lenient: bool = False  # what the schema asks beyond what can be enforced is left out
     ignored: tuple[str, ...] = ()  # paths
+    parts: tuple["Structure", ...] = ()  # that it was made of: to say which of them is at fault
 
 
 def read_structure(fields: Fields) -> Structure | None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -40,11 +41,13 @@ class ChatTemplate:
         environment = _environment()
         try:
             tree = environment.parse(source)
+            self.knows_tools = "tools" in find_undeclared_variables(tree)
             _pace_loops(tree, environment)
             self._template = environment.from_string(tree)
         except TemplateError as error:
             raise TokenizerInvalid(f"the chat template: {error}") from error
         self._named_tokens = named_tokens
+        self.source = source
 
     @classmethod
     def load(cls, model_dir: Path, named_tokens: dict[str, str]) -> "ChatTemplate | None":

@@ -15,6 +15,7 @@ from gateway.inference.fields import (
 from gateway.inference.messages import Message, read_messages
 from gateway.inference.options import Options, read_model, read_options
 from gateway.inference.rendering import Rendering, read_rendering
+from gateway.inference.tools import Toolbox, read_tools
 
 MOST_ALTERNATIVES = 20
 MOST_PROMPTS = 256
@@ -26,6 +27,7 @@ class ChatRequest:
     options: Options
     messages: tuple[Message, ...]
     rendering: Rendering
+    tools: Toolbox | None  # None: nothing may be called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,11 @@ def read_chat(body: Object) -> ChatRequest:
     fields = Fields(body)
     model = read_model(fields)
     messages = read_messages(fields)
-    rendering = read_rendering(fields)
+    rendering, tools = read_rendering(fields), read_tools(fields)
     options = read_options(
         fields, model=model, logprobs=_chat_logprobs(fields), max_tokens=_chat_max_tokens(fields)
     )
-    return ChatRequest(options=options, messages=messages, rendering=rendering)
+    return ChatRequest(options=options, messages=messages, rendering=rendering, tools=tools)
 
 
 def read_completion(body: Object) -> CompletionRequest:

@@ -24,6 +24,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.identity.principal import Principal
+from gateway.inference.calling import CallSupport
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
@@ -175,6 +176,9 @@ class Server:
         for engine in self.engines:
             engine.knobs.script = script  # type: ignore[assignment]
 
+    def tokenizer_text(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.tokenizer.bytes_of, tokens)).decode()
+
     @property
     def last(self) -> Submit:
         return self.engine.submitted[-1]
@@ -202,6 +206,8 @@ async def serving(
     answers: Answers | None = None,
     priority_tier: bool = False,
     allowed_origins: Sequence[str] = (),
+    tool_call_parser: str = "auto",
+    template: str = CHATML,
     residents: "Callable[[Fleet], Residents] | None" = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
@@ -221,7 +227,8 @@ async def serving(
     threads = ThreadPoolExecutor(1)
     model_dir = build_model_dir(folder / "model")
     tokenizer = Tokenizer.load(model_dir)
-    prompts = Prompts(tokenizer, ChatTemplate.load(model_dir, tokenizer.named_tokens), threads)
+    chat = ChatTemplate(template, tokenizer.named_tokens)
+    prompts = Prompts(tokenizer, chat, threads)
     health = Health(fleet, lambda: snapshot_age[0])
     services = Services(
         gate=Gate(snapshot, open_to_this_machine=is_open), limiter=limiter or memory_limiter(),
@@ -232,7 +239,8 @@ async def serving(
     )  # fmt: skip
     grammars = GrammarCheck()
     intake = Intake(
-        snapshot, prompts, fleet, grammars=grammars, deadline_ms=int(timeout_s * 1000),
+        snapshot, prompts, fleet, grammars=grammars,
+        calls=CallSupport(chat, tool_call_parser), deadline_ms=int(timeout_s * 1000),
         priority_tier=priority_tier,
     )  # fmt: skip
     rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)

@@ -100,8 +100,6 @@ def refused(read, body):
         ({"service_tier": "gold"}, "service_tier", "invalid_value"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "invalid_type"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     ],
