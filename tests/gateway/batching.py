@@ -23,6 +23,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
+from gateway.inference.calling import CallSupport
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
@@ -144,7 +145,9 @@ async def batching(
     prompts = Prompts(tokenizer, ChatTemplate.load(chosen.model_dir, tokenizer.named_tokens),
                       threads)  # fmt: skip
     grammars = GrammarCheck()
-    intake = Intake(live, prompts, fleet, grammars=grammars, deadline_ms=30_000)
+    intake = Intake(
+        live, prompts, fleet, grammars=grammars, calls=CallSupport(None), deadline_ms=30_000
+    )
     clock = Clock()
     batches = Batches(chosen, database, services, intake, live, owner="log_a", clock=clock)
     app = rest_application(Health(fleet, lambda: 0.0), base_model=BASE, is_open=False,
