@@ -150,7 +150,11 @@ class Application:
             residents = Residents(self._fleet, snapshot)
             answers = self._answers(stack)
             services = Services(
-                gate=Gate(snapshot, open_to_this_machine=settings.open),
+                gate=Gate(
+                    snapshot,
+                    open_to_this_machine=settings.open,
+                    forwarded_hops=settings.forwarded_hops,
+                ),
                 limiter=limiter,
                 recorder=recorder,
                 fleet=self._fleet,

@@ -108,6 +108,7 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
     tool_call_parser: str = TOOL_CALL_PARSERS[0]  # auto: as the chat template says
@@ -147,6 +148,8 @@ class Settings:
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")
         if self.key_environment == "admin":
             raise ConfigError("key_environment='admin' is reserved for admin keys")
+        if not 0 <= self.forwarded_hops <= 16:
+            raise ConfigError(f"forwarded_hops={self.forwarded_hops} must be between 0 and 16")
         for origin in self.allowed_origins:
             _require_origin(origin)
         if self.open and "*" in self.allowed_origins:

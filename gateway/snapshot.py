@@ -239,6 +239,7 @@ class LiveSnapshot:
             prepaid=frozenset(row.id for row in payers if row.billing == PREPAID),
             now=datetime.now(UTC),
             version=await ledger.corrections(),
+            replaced=await IdentityRepository(session).replaced(),
         )
         return Snapshot(
             epoch,

@@ -127,7 +127,7 @@ def _is_of(rule: Rule, project: str, key: str, user: str) -> bool:
         case Level.PROJECT:
             return subject.id == project
         case Level.KEY:
-            return subject.id == key
+            return key in (rule.keys or (subject.id,))
         case Level.CUSTOMER:
             return subject.id == f"{project}/{user}"
     return True
@@ -138,7 +138,7 @@ def _only(rule: Rule) -> Only:
         case Level.PROJECT:
             return Only(project_id=(rule.subject.id,))
         case Level.KEY:
-            return Only(key_id=(rule.subject.id,))
+            return Only(key_id=rule.keys or (rule.subject.id,))
         case Level.CUSTOMER:
             project, _, customer = rule.subject.id.partition("/")
             return Only(project_id=(project,), user_id=(customer,))

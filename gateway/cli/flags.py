@@ -73,6 +73,7 @@ class ServeOptions:
     adapter_canary: bool
     ready_file: Path | None
     allowed_origins: tuple[str, ...]
+    forwarded_hops: int
     priority_tier: bool
     tool_call_parser: str
     lora_modules: tuple[LoraModule, ...]
@@ -145,6 +146,14 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="ORIGIN",
         help="origins of web pages that may call the API, or * for all (default: none)",
+    )
+    group.add_argument(
+        "--forwarded-hops",
+        type=int,
+        choices=range(17),
+        default=0,
+        metavar="N",
+        help="proxies of yours in front of the server, whose X-Forwarded-For it believes",
     )
     group.add_argument(
         "--priority-tier",
@@ -269,6 +278,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         adapter_canary=arguments.adapter_canary,
         ready_file=arguments.ready_file,
         allowed_origins=_origins(arguments.allowed_origins),
+        forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
         tool_call_parser=arguments.tool_call_parser,
         lora_modules=parse_lora_modules(arguments.lora_modules),

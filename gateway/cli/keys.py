@@ -11,7 +11,12 @@ from gateway.errors import InvalidRequest
 from gateway.identity.models import ApiKey, Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.repository import IdentityRepository
-from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService, KeyTerms
+from gateway.identity.service import (
+    DEFAULT_ORGANISATION,
+    SCOPES,
+    IdentityService,
+    KeyTerms,
+)
 
 SPAN = re.compile(r"([1-9][0-9]{0,4})([hdw])", re.ASCII)
 HOURS = {"h": 1, "d": 24, "w": 7 * 24}
@@ -34,6 +39,16 @@ def add(group: Commands) -> None:
         "--role", choices=[str(role) for role in Role], help="of an admin key (default: owner)"
     )
     made.add_argument("--organisation", default=DEFAULT_ORGANISATION, help="of an admin key")
+    made.add_argument("--endpoints", nargs="+", metavar="PATH", help="paths it may be used for")
+    made.add_argument("--models", nargs="+", metavar="NAME", help="models it may be used for")
+    made.add_argument("--networks", nargs="+", metavar="RANGE", help="where from: 10.0.0.0/8")
+    turned = add_command(group, "rotate", rotate, help="make a key that takes another's place")
+    turned.add_argument("key", metavar="KEYID", help="its id, as `key list` shows it")
+    turned.add_argument(
+        "--overlap", default="24h", metavar="SPAN",
+        help="how long the old one goes on working: 0, 12h, 30d (default: %(default)s)",
+    )  # fmt: skip
+    turned.add_argument("--environment", default="live", help="in the key: sk-live-…")
     listed = add_command(group, "list", list_all, help="list the keys, without their secrets")
     listed.add_argument("--tenant", metavar="NAME", help="of this tenant only")
     gone = add_command(group, "revoke", revoke, help="stop a key, for ever")
@@ -46,7 +61,10 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
         requests_per_minute=arguments.rpm,
         tokens_per_minute=arguments.tpm,
         expires_at=parse_expiry(arguments.expires, desk.now) if arguments.expires else None,
+        **{what: tuple(given) if (given := getattr(arguments, what)) else None for what in SCOPES},
     )
+    if arguments.admin and any(getattr(arguments, what) for what in SCOPES):
+        raise InvalidRequest("--endpoints, --models and --networks are for keys that call models")
     if bool(arguments.tenant) == arguments.admin:
         raise InvalidRequest("give --tenant NAME for a key that calls models, or --admin")
     if arguments.role and not arguments.admin:
@@ -62,6 +80,30 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
             project = await service.project(arguments.tenant)
             key = service.issue(project, terms, peppers=peppers, environment=arguments.environment)
     return {"id": key.id, "name": terms.name, "expires": terms.expires_at, "key": key.text}
+
+
+async def rotate(desk: Desk, arguments: argparse.Namespace) -> Row:
+    peppers = Peppers.load(None, desk.files.pepper)
+    overlap = timedelta(0)
+    if arguments.overlap != "0":
+        overlap = parse_expiry(arguments.overlap, desk.now) - desk.now
+    async with desk.database.publish() as session:
+        service = IdentityService(session, desk.now)
+        key = await service.rotate(
+            arguments.key, overlap, peppers=peppers, environment=arguments.environment
+        )
+        await session.flush()
+        rows = IdentityRepository(session)
+        old, new = await rows.key(arguments.key), await rows.key(key.id)
+        assert old is not None
+        assert new is not None
+        for row, kind in ((new, "api_key.created"), (old, "api_key.updated")):
+            await desk.note(session, row.organisation_id, kind, row.id, project=row.project_id,
+                            change={"rotation": new.id, "of": old.id})  # fmt: skip
+        return {
+            "id": key.id, "name": new.name, "expires": new.expires_at, "key": key.text,
+            "replaces": old.id, "old_expires": old.expires_at,
+        }  # fmt: skip
 
 
 async def list_all(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
@@ -104,6 +146,10 @@ def _row(key: ApiKey, now: datetime) -> Row:
         "tpm": key.tokens_per_minute,
         "created": key.created_at,
         "expires": key.expires_at,
+        "replaces": key.replaces,
+        "only_for": ", ".join(key.endpoints or []) or None,
+        "only_models": ", ".join(key.models or []) or None,
+        "only_from": ", ".join(key.networks or []) or None,
         "state": _state(key, now),
     }
 

@@ -47,6 +47,15 @@ class IdentityRepository:
     async def key(self, key_id: str) -> ApiKey | None:
         return await self._session.get(ApiKey, key_id)
 
+    async def successor(self, key_id: str) -> ApiKey | None:
+        """The key that took its place."""
+        return await self._session.scalar(select(ApiKey).where(ApiKey.replaces == key_id))
+
+    async def replaced(self) -> dict[str, str]:
+        """Keys that took another's place -> the other."""
+        statement = select(ApiKey.id, ApiKey.replaces).where(ApiKey.replaces.is_not(None))
+        return {key: old for key, old in await self._session.execute(statement) if old}
+
     async def keys(self, project: str | None = None) -> Sequence[ApiKey]:
         """All, revoked ones too, oldest first, with their owners."""
         statement = (

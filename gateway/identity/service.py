@@ -1,7 +1,8 @@
 """Tenants and keys: made, listed, ended. Runs inside the caller's unit of work, never commits."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -17,10 +18,17 @@ from gateway.identity.models import (
 )
 from gateway.identity.pepper import Peppers
 from gateway.identity.repository import IdentityRepository
+from gateway.identity.scopes import checked_endpoints, checked_models, checked_networks
 from gateway.ids import new_id
 from gateway.names import checked_name
 
 DEFAULT_ORGANISATION = "default"
+LONGEST_OVERLAP = timedelta(days=90)
+SCOPES: Mapping[str, Callable[[tuple[str, ...] | None], tuple[str, ...] | None]] = {
+    "endpoints": checked_endpoints,
+    "models": checked_models,
+    "networks": checked_networks,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,8 @@ class KeyTerms:
             value = getattr(self, param)
             if value is not None and not 0 < value < 2**31:
                 raise InvalidRequest(f"{param} {value}: from 1 to {2**31 - 1}", param=param)
+        for param, checked in SCOPES.items():
+            object.__setattr__(self, param, checked(getattr(self, param)))
 
 
 class IdentityService:
@@ -126,12 +136,7 @@ class IdentityService:
         account: ServiceAccount | None = None,
     ) -> keys.Key:
         """The returned key is the only copy of its text. Raises InvalidRequest."""
-        if keys.ENVIRONMENT.fullmatch(environment) is None or environment == keys.ADMIN:
-            raise InvalidRequest(
-                f"environment {environment[:20]!r}: 1 to 16 letters and digits, not 'admin'",
-                param="environment",
-            )
-        key = keys.generate(environment)
+        key = keys.generate(_checked(environment))
         row = self._keep(
             key, terms, peppers, organisation=project.organisation_id, project=project.id
         )
@@ -162,6 +167,43 @@ class IdentityService:
         key = keys.generate(keys.ADMIN)
         row = self._keep(key, terms, peppers, organisation=organisation, project=None)
         row.role, row.user_id = role, user
+        return key
+
+    async def rotate(
+        self, key_id: str, overlap: timedelta, *, peppers: Peppers, environment: str = "live"
+    ) -> keys.Key:
+        """Another key in the place of this one, which goes on working for the overlap.
+
+        Both are one to limits and budgets, and may do the same. Raises ResourceNotFound, Conflict,
+        InvalidRequest.
+        """
+        if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
+            raise InvalidRequest(f"the overlap is {overlap}: from 0 to 90 days", param="overlap")
+        old = await self._rows.key(key_id)
+        if old is None:
+            raise ResourceNotFound("no key of this id (the id begins with key_)", param="key")
+        if old.revoked_at is not None or (old.expires_at and old.expires_at <= self._now):
+            raise Conflict("this key has ended already", param="key")
+        if await self._rows.successor(key_id) is not None:
+            raise Conflict("this key has been rotated already", param="key")
+        terms = KeyTerms(
+            name=old.name,
+            requests_per_minute=old.requests_per_minute,
+            tokens_per_minute=old.tokens_per_minute,
+            expires_at=old.expires_at,
+            **{what: None if getattr(old, what) is None else tuple(getattr(old, what))
+               for what in SCOPES},
+        )  # fmt: skip
+        key = keys.generate(keys.ADMIN if old.kind == KeyKind.ADMIN else _checked(environment))
+        row = self._keep(
+            key, terms, peppers, organisation=old.organisation_id, project=old.project_id
+        )
+        row.service_account_id, row.user_id, row.role = (
+            old.service_account_id, old.user_id, old.role,
+        )  # fmt: skip
+        row.replaces = old.id
+        end = self._now + overlap
+        old.expires_at = min(old.expires_at or end, end)
         return key
 
     async def revoke(self, key_id: str) -> ApiKey:
@@ -203,6 +245,15 @@ class IdentityService:
         )
         self._rows.add(row)
         return row
+
+
+def _checked(environment: str) -> str:
+    if keys.ENVIRONMENT.fullmatch(environment) is None or environment == keys.ADMIN:
+        raise InvalidRequest(
+            f"environment {environment[:20]!r}: 1 to 16 letters and digits, not 'admin'",
+            param="environment",
+        )
+    return environment
 
 
 def _listed(values: tuple[str, ...] | None) -> list[str] | None:

@@ -22,8 +22,11 @@ class Keys(Protocol):
 
 
 class Gate:
-    def __init__(self, keys: Keys, *, open_to_this_machine: bool) -> None:
+    def __init__(self, keys: Keys, *, open_to_this_machine: bool, forwarded_hops: int = 0) -> None:
+        """``forwarded_hops``: proxies of ours before this server, each of which adds the address
+        it was called from to ``x-forwarded-for``."""
         self._keys = keys
+        self._hops = forwarded_hops
         self._open = open_to_this_machine
 
     def admit(self, request: Request) -> Principal:
@@ -31,14 +34,15 @@ class Gate:
         principal = self.identify(request)
         if principal.admin:
             raise PermissionDenied("Admin keys cannot call inference routes.")
-        require_scope(principal, request)
         return principal
 
     def identify(self, request: Request) -> Principal:
         """As ``admit``, but admin keys too."""
         if self._open and not is_local(request):
             raise PermissionDenied("This server is open to clients on its own machine only.")
-        return self._keys.authenticate(self._key(request))
+        principal = self._keys.authenticate(self._key(request))
+        require_scope(principal, request.path, address_of(request, self._hops))
+        return principal
 
     def _key(self, request: Request) -> str:
         values = request.headers(b"authorization")
@@ -55,12 +59,30 @@ class Gate:
         return key.decode("latin-1")
 
 
-def require_scope(principal: Principal, request: Request) -> None:
+def require_scope(principal: Principal, path: str, address: str) -> None:
     """Raises PermissionDenied where the key is not for this path, or not from this address."""
-    if principal.endpoints is not None and not _under(request.path, principal.endpoints):
-        raise PermissionDenied(f"This API key may not be used for {request.path[:64]}.")
-    if principal.networks is not None and not _within(request.peer, principal.networks):
+    if principal.endpoints is not None and not _under(path, principal.endpoints):
+        raise PermissionDenied(f"This API key may not be used for {path[:64]}.")
+    if principal.networks is not None and not _within(address, principal.networks):
         raise PermissionDenied("This API key may not be used from this address.")
+
+
+def address_of(request: Request, hops: int) -> str:
+    """The client's, as our own proxies saw it. What stands before theirs is anybody's word.
+
+    Empty where fewer than ``hops`` proxies say anything: such a request came around them.
+    """
+    if hops == 0:
+        return request.peer
+    said = b",".join(request.headers(b"x-forwarded-for")).decode("latin-1").split(",")
+    return _bare(said[-hops].strip()) if len(said) >= hops else ""
+
+
+def _bare(address: str) -> str:
+    """Without the port that some proxies add."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address
 
 
 def _under(path: str, endpoints: tuple[str, ...]) -> bool:

@@ -2,10 +2,11 @@
 
 Immutable; a change makes another book. What is not in it is not limited. An organisation's own
 quota goes before its plan's, field by field; a customer without limits of its own has those of
-the customer ``*`` of its project, if there are such.
+the customer ``*`` of its project, if there are such. A key that took another's place shares its
+counters: a rotation must not double what may be used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
@@ -101,6 +102,7 @@ class Rule:
     since: datetime | None = None  # of credits
     expiring: tuple[Expiring, ...] = ()
     version: int = 0  # of money: older counters are read from the ledger again
+    keys: tuple[str, ...] = ()  # of a key: all that have its counters
 
     @cached_property
     def name(self) -> str:
@@ -136,12 +138,13 @@ class Rule:
         return f"{self.unit} per {per}" if per else str(self.unit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RuleBook:
     rates: dict[Subject, Rates] = field(default_factory=dict)
     allowances: dict[Subject, tuple[Allowance, ...]] = field(default_factory=dict)
     plans: dict[str, str] = field(default_factory=dict)  # organisation -> plan
     version: int = 0  # of what was charged: moves when that was corrected
+    replaced: Mapping[str, str] = field(default_factory=dict)  # key -> the key whose place it took
     _known: dict[tuple[Principal, Use], tuple[Rule, ...]] = field(default_factory=dict)
 
     def of(self, who: Principal, use: Use) -> tuple[Rule, ...]:
@@ -166,7 +169,7 @@ class RuleBook:
 
     def _rules(self, who: Principal, use: Use) -> Iterable[Rule]:
         subjects = [(Level.ORGANISATION, who.organisation), (Level.PROJECT, who.project)]
-        subjects.append((Level.KEY, who.key))
+        subjects.append((Level.KEY, self._first(who.key)))
         if use.customer:
             subjects.append((Level.CUSTOMER, f"{who.project}/{use.customer}"))
         subjects += [(Level.TAG, f"{who.project}/{tag}") for tag in use.tags]
@@ -175,11 +178,11 @@ class RuleBook:
                 yield from self._of_subject(who, Subject(level, subject, model))
 
     def _of_subject(self, who: Principal, subject: Subject) -> Iterable[Rule]:
-        rates, allowances = self._found(subject)
-        for other in self._behind(who, subject):
+        rates, allowances = NO_RATES, tuple[Allowance, ...]()
+        for other in self._sources(who, subject):
             more, money = self._found(other)
             rates, allowances = rates.over(more), allowances or money
-        if subject == Subject(Level.KEY, who.key):
+        if subject.level is Level.KEY and not subject.model:
             rates = rates.over(
                 Rates(
                     requests_per_minute=who.requests_per_minute,
@@ -187,14 +190,39 @@ class RuleBook:
                 )
             )
         for rule in _rules_of(who.organisation, subject, rates, allowances):
-            stamped = rule.kind is Kind.MONEY and self.version > 0
-            yield replace(rule, version=self.version) if stamped else rule
+            if rule.kind is not Kind.MONEY:
+                yield rule
+            else:
+                keys = self._line.get(subject.id, ()) if subject.level is Level.KEY else ()
+                yield replace(rule, version=self.version, keys=keys)
+
+    def _first(self, key: str) -> str:
+        """Of its line: the one that was rotated first."""
+        while (older := self.replaced.get(key)) is not None:
+            key = older
+        return key
+
+    @cached_property
+    def _line(self) -> dict[str, tuple[str, ...]]:
+        """First keys -> all that came after them, themselves included."""
+        lines: dict[str, list[str]] = {}
+        for key in self.replaced:
+            first = self._first(key)
+            lines.setdefault(first, [first]).append(key)
+        return {first: tuple(keys) for first, keys in lines.items()}
 
     def _found(self, subject: Subject) -> tuple[Rates, tuple[Allowance, ...]]:
         return self.rates.get(subject, NO_RATES), self.allowances.get(subject, ())
 
-    def _behind(self, who: Principal, subject: Subject) -> Iterable[Subject]:
-        """Where else to look for what a subject has not."""
+    def _sources(self, who: Principal, subject: Subject) -> Iterable[Subject]:
+        """Where its limits are looked for: what the first has not, the next may have."""
+        if subject.level is Level.KEY:
+            key: str | None = who.key
+            while key is not None:
+                yield Subject(Level.KEY, key, subject.model)
+                key = self.replaced.get(key)
+            return
+        yield subject
         if subject.level is Level.ORGANISATION and (plan := self.plans.get(who.organisation)):
             yield Subject(Level.PLAN, plan, subject.model)
         if subject.level is Level.CUSTOMER:

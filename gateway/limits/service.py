@@ -1,6 +1,6 @@
 """Limits: set, changed, removed; credits granted. Runs inside the caller's unit of work."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 
@@ -123,8 +123,10 @@ async def rule_book(
     now: datetime,
     *,
     version: int = 0,
+    replaced: Mapping[str, str] | None = None,
 ) -> RuleBook:
-    """Every limit there is. ``plans``: of organisations; ``prepaid``: those that pay beforehand."""
+    """Every limit there is. ``plans``: of organisations; ``prepaid``: those that pay beforehand;
+    ``replaced``: keys that took another's place."""
     rows = LimitRepository(session)
     rates = {_subject(row): rates_of(row) for row in await rows.quotas()}
     allowances: dict[Subject, tuple[Allowance, ...]] = {}
@@ -139,7 +141,7 @@ async def rule_book(
     for organisation, credit in _balances(await rows.credits(), prepaid, now).items():
         subject = Subject(Level.ORGANISATION, organisation)
         allowances[subject] = (*allowances.get(subject, ()), credit)
-    return RuleBook(rates, allowances, plans, version)
+    return RuleBook(rates, allowances, plans, version, replaced or {})
 
 
 def _balances(

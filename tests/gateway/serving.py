@@ -204,6 +204,7 @@ async def serving(
     limiter: RateLimiter | None = None,
     tariff: TariffOf = unpriced,
     answers: Answers | None = None,
+    forwarded_hops: int = 0,
     priority_tier: bool = False,
     allowed_origins: Sequence[str] = (),
     tool_call_parser: str = "auto",
@@ -231,7 +232,8 @@ async def serving(
     prompts = Prompts(tokenizer, chat, threads)
     health = Health(fleet, lambda: snapshot_age[0])
     services = Services(
-        gate=Gate(snapshot, open_to_this_machine=is_open), limiter=limiter or memory_limiter(),
+        gate=Gate(snapshot, open_to_this_machine=is_open, forwarded_hops=forwarded_hops),
+        limiter=limiter or memory_limiter(),
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
         answers=answers or MemoryAnswers(),
