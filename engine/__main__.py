@@ -60,6 +60,10 @@ def _tool(name: str) -> Callable[[list[str]], int]:
         from engine.bench.cli import main as bench
 
         return bench
+    if name == "quantize":
+        from engine.quantiser.cli import main as quantize
+
+        return quantize
     if name == "inspect":
         from engine.inspection.cli import main as inspect
 

@@ -31,6 +31,7 @@ TOOLS = {
     "demo": "build the demo model",
     "bench": "measure an engine or a server",
     "plan": "what fits on a GPU, and how fast it can be",
+    "quantize": "make a GPTQ or AWQ checkpoint, and say what it cost",
     "inspect": "what a checkpoint or an adapter is, and whether it will be served",
 }
 
@@ -57,7 +58,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--served-model-name", metavar="NAME", help="of the base, in metrics")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve /metrics by HTTP")
     parser.add_argument("--metrics-host", default=d.metrics_host, metavar="HOST")
-    parser.add_argument("--adapter-store", metavar="DIR", help="without: the base model only")
+    parser.add_argument(
+        "--adapter-store", metavar="DIR|s3://…", help="without: the base model only"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="keeps the record of token counts")
     parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets a line once serving")
     parser.add_argument("--device", type=Device, choices=list(Device), default=d.device)

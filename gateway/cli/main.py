@@ -20,6 +20,7 @@ HANDED_ON: dict[str, tuple[tuple[str, ...], str]] = {
     "engine": ((), "run an engine alone, or its tools (see `loratorio engine --help`)"),
     "bench": (("bench",), "measure an engine or a server (see `loratorio bench --help`)"),
     "plan": (("plan",), "what fits on a GPU: weights, adapters, sequences, step time"),
+    "quantize": (("quantize",), "make a GPTQ or AWQ checkpoint (see `loratorio quantize --help`)"),
     "inspect": (("inspect",), "what a checkpoint or adapter is, and whether it will be served"),
 }
 
