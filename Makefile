@@ -70,5 +70,5 @@ clean: ## remove the virtual environment, caches and the demo's data
 	@touch $@
 
 .venv/dev-ready: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[gateway,engine,train,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[gateway,engine,s3,train,dev]'
 	@touch $@ .venv/run-ready

@@ -37,3 +37,11 @@ class AdapterCorrupt(AdapterError):
 
 class BaseUnreadable(AdapterError, ValueError):
     """A base checkpoint whose shape facts cannot be read."""
+
+
+class StoreUnusable(AdapterError, ValueError):
+    """An adapter store that cannot be had as it is named; the message says what to change."""
+
+
+class StoreUnavailable(AdapterError):
+    """The adapter store is away for the moment; what it holds may well be right."""

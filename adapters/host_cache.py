@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from adapters.errors import AdapterError, AdapterTooLarge
 from adapters.manifest import AdapterManifest
-from adapters.store import AdapterStore
+from adapters.stores import Store
 
 MAX_FAILURES = 1_000
 HOLD_S = 10.0  # how long a loaded adapter is kept for its first poll
@@ -42,7 +42,7 @@ class HostCache(Generic[L]):
 
     def __init__(
         self,
-        store: AdapterStore,
+        store: Store,
         load: Callable[[AdapterManifest], L],
         budget_bytes: int,
         *,

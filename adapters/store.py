@@ -117,6 +117,15 @@ class AdapterStore:
             shutil.rmtree(grave, ignore_errors=True)
         return True
 
+    def trim(self, max_bytes: int, *, keep: str) -> None:
+        """For a store of copies: delete those put first until the rest fits; never ``keep``."""
+        found = sorted((self._age(d), self._nbytes(d), d) for d in self.digests() if d != keep)
+        total = sum(size for _, size, _ in found) + self._nbytes(keep)
+        while total > max_bytes and found:
+            _, size, oldest = found.pop()
+            self.delete(oldest)
+            total -= size
+
     def digests(self) -> list[str]:
         """All adapters, sorted."""
         if not self._blobs.is_dir():
@@ -155,6 +164,12 @@ class AdapterStore:
         except FileNotFoundError:
             return False
         return True
+
+    def _nbytes(self, digest: str) -> int:
+        try:
+            return sum(file.stat().st_size for file in self._place(digest).iterdir())
+        except FileNotFoundError:
+            return 0
 
     def _age(self, digest: str) -> float:
         try:

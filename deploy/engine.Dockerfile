@@ -16,7 +16,7 @@ COPY engine engine
 COPY gateway gateway
 COPY kernels kernels
 COPY migrations migrations
-RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engine]'
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engine,s3]'
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/cache/triton
 USER loratorio
 VOLUME ["/data", "/models", "/cache"]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import torch
 
 from adapters.base_spec import BaseSpec
-from adapters.errors import AdapterInvalid, BaseUnreadable
+from adapters.errors import AdapterInvalid, BaseUnreadable, StoreUnusable
 from adapters.host_cache import HostCache
 from adapters.manifest import AdapterManifest
 from adapters.pack import PackedAdapter, pack
-from adapters.store import AdapterStore
+from adapters.stores import Store, open_store
 from engine.adapter_layout import LaidOut
 from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
@@ -44,6 +45,7 @@ from engine.stored_weights import of_checkpoint
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
 MASK_THREADS = 8
 RESERVED_ROWS = 512  # of the adapter table, before graphs are captured over it
+ADAPTER_CACHE = "adapter-cache"  # in the data directory: copies of what is stored elsewhere
 log = logging.getLogger(__name__)
 
 
@@ -93,6 +95,8 @@ def _compose(
     base, grammars = fingerprinted.result(), _grammars(config, spec, place.device)
     adapters = AdapterMemory(spec, memory, table, BaseVectors(model.linears(), place.device))
 
+    store = _store(config)
+
     def load(manifest: AdapterManifest) -> LaidOut:
         try:
             return adapters.lay_out(pack(manifest, base, place.dtype))
@@ -112,12 +116,12 @@ def _compose(
         num_pages=pages,
         max_model_len=size.max_model_len(pages),
         eos=frozenset(spec.eos_tokens),
-        adapters=_host_cache(config, load),
+        adapters=_host_cache(config, store, load),
         grammars=grammars,
         max_step_s=STEP_S if place.device.type == "cuda" else None,
         ahead=place.device.type == "cuda",
         compiled=compiled,
-        reference=_references(config, base, adapters),
+        reference=_references(config, store, base, adapters),
     )
 
 
@@ -189,14 +193,27 @@ def _base_spec(path: str) -> BaseSpec:
         raise CheckpointInvalid(str(error)) from error
 
 
-def _references(config: EngineConfig, base: BaseSpec, adapters: AdapterMemory) -> References | None:
+def _store(config: EngineConfig) -> Store | None:
+    """Raises ConfigError."""
     if config.adapter_store is None:
+        return None
+    home = config.data_dir or tempfile.mkdtemp(prefix="loratorio-")
+    try:
+        return open_store(config.adapter_store, cache=Path(home) / ADAPTER_CACHE)
+    except StoreUnusable as error:
+        raise ConfigError(f"--adapter-store: {error}") from error
+
+
+def _references(
+    config: EngineConfig, store: Store | None, base: BaseSpec, adapters: AdapterMemory
+) -> References | None:
+    if store is None:
         return None
 
     def pages_for(packed: PackedAdapter) -> int:
         return adapters.pages_for(adapters.lay_out(packed))
 
-    return References(config.model, AdapterStore(config.adapter_store), base, pages_for)
+    return References(config.model, store, base, pages_for)
 
 
 def _grammars(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Grammars | None:
@@ -217,8 +234,6 @@ def _grammars(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Gr
 
 
 def _host_cache(
-    config: EngineConfig, load: Callable[[AdapterManifest], LaidOut]
+    config: EngineConfig, store: Store | None, load: Callable[[AdapterManifest], LaidOut]
 ) -> HostCache[LaidOut] | None:
-    if config.adapter_store is None:
-        return None
-    return HostCache(AdapterStore(config.adapter_store), load, config.host_cache_bytes)
+    return None if store is None else HostCache(store, load, config.host_cache_bytes)

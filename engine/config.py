@@ -31,7 +31,7 @@ class EngineConfig:
     served_model_name: str | None = None  # of the base, in metrics; None: the checkpoint's folder
     metrics_port: int | None = None  # of an HTTP page of its own; None: gateways ask for it
     metrics_host: str = "127.0.0.1"
-    adapter_store: str | None = None  # directory; None: base model only
+    adapter_store: str | None = None  # directory or s3://bucket/prefix; None: base model only
     data_dir: str | None = None  # where token counts are recorded; None: memory only
     device: Device = Device.AUTO
     dtype: Dtype = Dtype.AUTO

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from adapters.errors import AdapterMissing
+from adapters.errors import AdapterMissing, StoreUnavailable
 from engine.admission import Limits, Refusal
 from engine.book import Book
 from engine.built import Built
@@ -282,7 +282,7 @@ class Core(Generic[P]):
 
     def _fail_loads(self) -> None:
         for digest, error in self.residency.poll().items():
-            missing = isinstance(error, AdapterMissing | AdapterUnknown)
+            missing = isinstance(error, AdapterMissing | AdapterUnknown | StoreUnavailable)
             code = RefusalCode.ADAPTER_MISSING if missing else RefusalCode.ADAPTER_INVALID
             log.warning("adapter %s cannot be loaded: %s", digest, error)
             for request in self.book:

@@ -11,7 +11,7 @@ import torch
 from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterError
 from adapters.pack import PackedAdapter, pack
-from adapters.store import AdapterStore
+from adapters.stores import Store
 from engine.bench.reference import Reference
 from engine.checkpoint import Checkpoint
 from engine.errors import AdapterUnusable
@@ -22,7 +22,7 @@ class References:
     def __init__(
         self,
         model: str,
-        store: AdapterStore,
+        store: Store,
         base: BaseSpec,
         pages_for: Callable[[PackedAdapter], int],
     ) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from fastapi import APIRouter
 from redis.asyncio import Redis
 
-from adapters.store import AdapterStore
+from adapters.errors import StoreUnusable
+from adapters.stores import open_store
 from engine.client import EngineLost
 from engine.protocol import Counts
 from gateway import redis
@@ -29,7 +30,7 @@ from gateway.background import Background
 from gateway.batches.composition import Batches
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
-from gateway.config import Settings
+from gateway.config import ConfigError, Settings
 from gateway.cors import with_cors
 from gateway.db import Database
 from gateway.expiry import CreditExpiry
@@ -217,7 +218,14 @@ class Application:
         if not settings.base_spec_file.is_file():
             log.warning("no %s: adapters cannot be uploaded here", settings.base_spec_file)
             return []
-        store = AdapterStore(settings.adapter_store, max_bytes=settings.max_adapter_bytes)
+        try:
+            store = open_store(
+                settings.adapter_store,
+                cache=settings.adapter_cache,
+                max_bytes=settings.max_adapter_bytes,
+            )
+        except StoreUnusable as error:
+            raise ConfigError(f"adapter_store_url: {error}") from error
         staging = Staging(settings.upload_dir, settings.max_adapter_bytes)
         publisher = Publisher(
             database,

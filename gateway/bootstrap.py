@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapters.store import AdapterStore
+from adapters.errors import StoreUnusable
+from adapters.stores import open_store
 from gateway.catalog.intake import Intake, read_base
 from gateway.catalog.repository import AdapterRepository
 from gateway.catalog.service import CatalogService
@@ -72,7 +73,11 @@ async def ensure_tenants(
     has none. Raises ConfigError, DatabaseUnavailable, or a GatewayError that says which adapter
     does not fit and why.
     """
-    intake = Intake(read_base(settings.base_spec_file), AdapterStore(settings.adapter_store))
+    try:
+        store = open_store(settings.adapter_store, cache=settings.adapter_cache)
+    except StoreUnusable as error:
+        raise ConfigError(str(error)) from error
+    intake = Intake(read_base(settings.base_spec_file), store)
     database = Database(settings.database)
     try:
         await runner.upgrade(database)

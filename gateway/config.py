@@ -58,6 +58,11 @@ class DataDir:
         return self.root / "adapters"
 
     @property
+    def adapter_cache(self) -> Path:
+        """Copies of adapters that are stored elsewhere."""
+        return self.root / "adapter-cache"
+
+    @property
     def base_spec(self) -> Path:
         """What the served base looks like, for validating adapters without an engine."""
         return self.root / "base.json"
@@ -117,6 +122,7 @@ class Settings:
     limit_recovery_s: float = 3.0  # until a Redis that began empty is told all that runs
     settle_interval_s: float = 0.5  # how often the usage log goes to the database
     orphan_patience_s: float = 60.0  # how long engines may take to tell of a dead run's requests
+    adapter_store_url: str | None = None  # s3://bucket/prefix; None: a directory in data_dir
     max_adapter_bytes: int = 8 << 30  # of one upload
     adapters_per_tenant: int = 1000  # versions; a tenant's own quota comes before
     adapter_bytes_per_tenant: int = 64 << 30
@@ -167,8 +173,13 @@ class Settings:
         return DataDir(self.data_dir).pepper
 
     @property
-    def adapter_store(self) -> Path:
-        return DataDir(self.data_dir).adapter_store
+    def adapter_store(self) -> str:
+        """As ``open_store`` takes it."""
+        return self.adapter_store_url or str(DataDir(self.data_dir).adapter_store)
+
+    @property
+    def adapter_cache(self) -> Path:
+        return DataDir(self.data_dir).adapter_cache
 
     @property
     def base_spec_file(self) -> Path:

@@ -129,7 +129,7 @@ class Publisher:
             raise AdapterRefused(str(error), error.problems) from error
         except (AdapterError, OSError) as error:
             log.error("the adapter store refused %s: %s", report.digest, error)
-            raise GatewayError("The adapter could not be stored; try again later.") from error
+            raise Unavailable("The adapter could not be stored; try again later.") from error
         if digest != report.digest:
             raise AdapterRefused("the files changed while they were read", ["files: changed"])
 

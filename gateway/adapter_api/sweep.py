@@ -9,6 +9,7 @@ import logging
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from adapters.errors import AdapterError
 from gateway.adapter_api.staging import Staging
 from gateway.catalog.models import UploadState
 from gateway.catalog.repository import CatalogRepository, UploadRepository
@@ -43,7 +44,7 @@ class Sweep:
         while True:
             try:
                 await self.once()
-            except (DatabaseUnavailable, OSError) as error:
+            except (DatabaseUnavailable, AdapterError, OSError) as error:
                 log.warning("nothing was cleared away: %s", error)
             await asyncio.sleep(INTERVAL_S)
 

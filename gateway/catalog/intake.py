@@ -7,7 +7,7 @@ import msgspec
 
 from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterError
-from adapters.store import AdapterStore
+from adapters.stores import Store
 from adapters.validate import LoadReport, validate
 from engine.protocol import AdapterRef
 from gateway.errors import InvalidRequest, ResourceNotFound
@@ -18,7 +18,7 @@ class Intake:
     """Blocking: reads the adapter whole."""
 
     base: BaseSpec
-    store: AdapterStore
+    store: Store
 
     def admit(self, folder: Path) -> tuple[AdapterRef, LoadReport]:
         """Raises InvalidRequest with everything that is wrong; then nothing was stored."""

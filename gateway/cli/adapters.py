@@ -5,7 +5,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.store import AdapterStore
+from adapters.errors import StoreUnusable
+from adapters.stores import open_store
 from gateway.catalog.intake import Intake, read_base
 from gateway.catalog.models import Adapter
 from gateway.catalog.repository import AdapterRepository
@@ -13,6 +14,7 @@ from gateway.catalog.service import CatalogService
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.push import add_push
 from gateway.cli.table import Row
+from gateway.config import ConfigError
 from gateway.identity.service import IdentityService
 from gateway.names import checked_name
 
@@ -25,6 +27,7 @@ def add(group: Commands) -> None:
     made.add_argument(
         "--path", required=True, type=Path, metavar="DIR", help="as PEFT's save_pretrained wrote it"
     )
+    made.add_argument("--adapter-store", metavar="URL", help="the server's, if it was given one")
     listed = add_command(group, "list", list_all, help="list a tenant's adapters")
     listed.add_argument("--tenant", required=True, metavar="NAME")
     gone = add_command(group, "revoke", revoke, help="retire an adapter, or one version of it")
@@ -39,7 +42,12 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     checked_name(arguments.name, param="adapter")
     async with desk.database.reading() as session:  # before the long work of reading the files
         await IdentityService(session, desk.now).project(arguments.tenant)
-    intake = Intake(read_base(desk.files.base_spec), AdapterStore(desk.files.adapter_store))
+    location = arguments.adapter_store or desk.files.adapter_store
+    try:
+        store = open_store(location, cache=desk.files.adapter_cache)
+    except StoreUnusable as error:
+        raise ConfigError(f"--adapter-store: {error}") from error
+    intake = Intake(read_base(desk.files.base_spec), store)
     adapter, report = await asyncio.to_thread(intake.admit, arguments.path)
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).project(arguments.tenant)

@@ -71,6 +71,7 @@ class ServeOptions:
     database_url: str | None
     redis_url: str | None
     adapter_canary: bool
+    adapter_store: str | None
     ready_file: Path | None
     allowed_origins: tuple[str, ...]
     forwarded_hops: int
@@ -187,6 +188,11 @@ def _add_state(group: argparse._ArgumentGroup) -> None:
         help="share rate limits between gateways (default: in process)",
     )
     group.add_argument(
+        "--adapter-store",
+        metavar="URL",
+        help="s3://bucket/prefix, shared by a fleet (default: a directory in the data directory)",
+    )
+    group.add_argument(
         "--adapter-canary",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -276,6 +282,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         database_url=arguments.database_url,
         redis_url=arguments.redis_url,
         adapter_canary=arguments.adapter_canary,
+        adapter_store=arguments.adapter_store,
         ready_file=arguments.ready_file,
         allowed_origins=_origins(arguments.allowed_origins),
         forwarded_hops=arguments.forwarded_hops,

@@ -87,6 +87,7 @@ def _settings(
         priority_tier=options.priority_tier,
         tool_call_parser=options.tool_call_parser,
         adapter_canary=options.adapter_canary,
+        adapter_store_url=options.adapter_store,
         open=options.open,
         open_tenant=DEMO_TENANT if options.demo else DEFAULT_TENANT,
     )
@@ -119,7 +120,7 @@ def _engine(options: ServeOptions, settings: Settings, lock: int) -> Program:
         name="engine",
         argv=(
             *(sys.executable, "-m", "engine", "serve", "--model", str(settings.model_dir)),
-            *("--listen", settings.engines[0], "--adapter-store", str(settings.adapter_store)),
+            *("--listen", settings.engines[0], "--adapter-store", settings.adapter_store),
             *("--data-dir", str(settings.data_dir / "engine"), "--device", options.device),
             f"--served-model-name={settings.served_model_name}",
             *("--dtype", options.dtype, *options.engine_flags),

@@ -23,7 +23,7 @@ class LiveEngine:
     def __init__(
         self,
         model: Path,
-        store: Path,
+        store: Path | str,
         address: str,
         *,
         reference: Callable[[Reference], Reference] = lambda found: found,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 
-from adapters.store import AdapterStore
+from adapters.stores import open_store
 from gateway.adapter_api.callers import Callers
 from gateway.adapter_api.canary import Canary
 from gateway.adapter_api.publisher import Publisher
@@ -70,7 +70,10 @@ class World:
 
 
 @asynccontextmanager
-async def opened(database: Database, root: Path, **limits: int) -> AsyncIterator[World]:
+async def opened(
+    database: Database, root: Path, *, location: str = "", **limits: int
+) -> AsyncIterator[World]:
+    """``location``: of the adapter store, if it is not a directory in ``root``."""
     peppers = Peppers.load(None, root / "pepper")
     keys = {}
     async with database.publish() as session:
@@ -87,7 +90,7 @@ async def opened(database: Database, root: Path, **limits: int) -> AsyncIterator
     await live.refresh()
     fleet = Fleet(Static(()), gateway="test")
     staging = Staging(root / "uploads", limits.get("max_bytes", 1 << 20))
-    store = AdapterStore(root / "store")
+    store = open_store(location or root / "store", cache=root / "cache")
     quota = Quota(limits.get("adapters", 20), limits.get("bytes", 1 << 20))
     publisher = Publisher(
         database, staging, store, BASED, Canary(fleet, (), enabled=False), quota=quota
