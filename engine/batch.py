@@ -19,6 +19,7 @@ from engine.last_draws import LastDraws
 from engine.placement import round_up
 from engine.staging import Array, send
 from engine.step import DRAWN, NO_ADAPTER, Chunk, StepPlan
+from kernels.places import Places
 from kernels.segments import Segments
 
 Ints = npt.NDArray[np.int64]
@@ -51,6 +52,7 @@ class StepInputs:
     segments: Segments | None  # None: every row is the base model's
     head_rows: torch.Tensor  # [R] int64, rows that go through the head
     heads: "HeadLayout"
+    places: Places | None = None  # on a CPU, where its tokens lie in the pages of every layer
 
 
 @dataclass(frozen=True, slots=True)

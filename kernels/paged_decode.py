@@ -27,6 +27,7 @@ from kernels.launch import (
     require,
     use_triton,
 )
+from kernels.places import SeenKeys
 from kernels.tuning import choose, decode_splits
 
 _LOG2_E = 1.4426950408889634
@@ -218,10 +219,12 @@ def paged_decode(
     out: torch.Tensor,
     window: int = 0,
     deterministic: bool = False,
+    seen: SeenKeys | None = None,
 ) -> None:
     """Write the attention of every sequence's query to its row of out.
 
     Args:
+        seen: spares a CPU finding again what all layers of a pass share.
         deterministic: the result of a sequence is bit-equal whoever shares the batch, and equal
             to what ragged_prefill computes for the same token.
     """
@@ -230,8 +233,14 @@ def paged_decode(
     require(kv.shape[4] == D and kv.dtype == q.dtype, "kv: head size and type must match q")
     require(kv.stride(4) == 1 and kv.stride(3) == D, "kv: a page's tile must be contiguous")
     require(q.stride(2) == 1 and out.stride(2) == 1, "q, out: heads must be contiguous")
-    run = _paged_decode_triton if use_triton(q) else _paged_decode_torch
-    run(
+    if not use_triton(q):
+        if deterministic:
+            _in_tiles(q, kv, page_table, context_lens, rows, scale, out, window)
+        else:
+            seen = seen or SeenKeys.of(kv, page_table, context_lens, rows)
+            _at_once(q, kv, seen, rows, scale, out, window)
+        return
+    _paged_decode_triton(
         q,
         kv,
         page_table,
@@ -314,17 +323,40 @@ def _paged_decode_triton(
         )
 
 
-def _paged_decode_torch(
+def _at_once(
     q: torch.Tensor,
     kv: torch.Tensor,
-    page_table: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
+    seen: SeenKeys,
     rows: torch.Tensor,
     scale: float,
     out: torch.Tensor,
     window: int,
-    deterministic: bool,
+) -> None:
+    (T, QH, D), KVH, B = q.shape, kv.shape[2], seen.last.numel()
+    if B == 0:
+        return
+    rows = rows if seen.live is None else rows[seen.live]
+    whole = seen.in_order and B == T
+    k, v = seen.read(kv)
+    heads = (q if whole else q[rows]).view(B, KVH, QH // KVH, D)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        heads, k, v, seen.hidden(window, q.dtype), scale=scale
+    )
+    if whole:
+        out.view(heads.shape).copy_(mixed)
+    else:
+        out[rows] = mixed.reshape(B, QH, D)
+
+
+def _in_tiles(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    rows: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    window: int,
 ) -> None:
     lengths = context_lens.tolist()
     if 0 in lengths:
@@ -333,21 +365,8 @@ def _paged_decode_torch(
         lengths = [length for length in lengths if length]
     if lengths:
         k, v = tiled_attention.gather_pages(kv, page_table, lengths)
-        attend = _attend_in_tiles if deterministic else _attend_at_once
-        out[rows] = attend(q[rows], k, v, torch.tensor(lengths) - 1, scale, window)
-
-
-def _attend_at_once(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, last: torch.Tensor, scale: float, window: int
-) -> torch.Tensor:
-    (B, QH, D), KVH = q.shape, k.shape[1]
-    behind = last[:, None] - torch.arange(k.shape[2])  # [B, S]
-    seen = (behind >= 0) & (behind < window) if window else behind >= 0
-    heads = q.view(B, KVH, QH // KVH, D)
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        heads, k, v, seen[:, None, None], scale=scale
-    )
-    return mixed.reshape(B, QH, D)
+        last = torch.tensor(lengths) - 1
+        out[rows] = _attend_in_tiles(q[rows], k, v, last, scale, window)
 
 
 def _attend_in_tiles(

@@ -9,8 +9,7 @@
 
 One launch for what would be five: the planes are added up, q and k are RMS-normed per head where
 the model does that, both are rotated, k and v are written to their pages (see ``rms_norm``,
-``rope`` and ``kv_write`` for the definitions, which also are the path on a CPU). All of it is
-computed in float32 and rounded once.
+``rope`` and ``kv_write`` for the definitions). All of it is computed in float32 and rounded once.
 """
 
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.kv_write import kv_write, kv_write_reference
+from kernels.kv_write import kv_write_reference
 from kernels.launch import chained, next_power_of_2, require, use_triton
+from kernels.places import NewTokens
 from kernels.rms_norm import rms_norm, rms_norm_reference
-from kernels.rope import rope, rope_reference
+from kernels.rope import rope_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,12 @@ def qkv_heads(
     slots: torch.Tensor,
     cos_sin: torch.Tensor,
     norms: HeadNorms | None = None,
+    new: NewTokens | None = None,
 ) -> torch.Tensor:
-    """Write the keys and values of T tokens to their pages; their rotated queries [T, QH, D]."""
+    """Write the keys and values of T tokens to their pages; their rotated queries [T, QH, D].
+
+    ``new`` spares a CPU finding again what all layers of a pass share.
+    """
     T, width = qkv.shape[-2:]
     _, sides, KVH, PS, D = kv.shape
     QH = width // D - 2 * KVH
@@ -126,7 +130,8 @@ def qkv_heads(
     require(qkv.stride(-1) == 1, "qkv: columns must be contiguous")
     require(D % 2 == 0 and cos_sin.shape[1] == D, f"cos_sin: needs {D} columns")
     if not use_triton(qkv):
-        return _qkv_heads_torch(qkv, kv, positions, slots, cos_sin, norms)
+        new = new or NewTokens.of(kv, positions, slots, cos_sin)
+        return _qkv_heads_torch(qkv, kv, new, norms)
     q = torch.empty((T, QH, D), dtype=kv.dtype, device=kv.device)
     if T == 0:
         return q
@@ -162,24 +167,19 @@ def qkv_heads(
 
 
 def _qkv_heads_torch(
-    qkv: torch.Tensor,
-    kv: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    cos_sin: torch.Tensor,
-    norms: HeadNorms | None,
+    qkv: torch.Tensor, kv: torch.Tensor, new: NewTokens, norms: HeadNorms | None
 ) -> torch.Tensor:
     """Rotates inside qkv where that is the type of kv: activations of one pass, read only here."""
     if qkv.dim() == 3:
         qkv = qkv[0] if qkv.shape[0] == 1 else qkv.float().sum(0)
-    q, k, v = _split(qkv.to(kv.dtype), kv)
+    (T, width), KVH, D = qkv.shape, kv.shape[2], kv.shape[4]
+    heads = qkv.to(kv.dtype).view(T, width // D, D)
+    q, k = heads[:, : -2 * KVH], heads[:, -2 * KVH : -KVH]
     if norms is not None:
-        q, k = (
-            rms_norm(x.reshape(-1, x.shape[2]), weight, norms.eps).view(x.shape)
-            for x, weight in ((q, norms.q), (k, norms.k))
-        )
-    rope(q, k, positions, cos_sin)
-    kv_write(k, v, kv, slots)
+        for x, weight in ((q, norms.q), (k, norms.k)):
+            x.copy_(rms_norm(x.reshape(-1, D), weight, norms.eps).view(x.shape))
+    new.turn(heads[:, :-KVH])
+    new.write(kv, heads[:, -2 * KVH :])
     return q
 
 

@@ -38,6 +38,7 @@ class Attention:
             slots=inputs.slots,
             cos_sin=self.cos_sin,
             norms=self.norms,
+            new=None if inputs.places is None else inputs.places.new,
         )
         out = torch.empty((T, spec.num_heads, spec.head_dim), dtype=q.dtype, device=q.device)
         self._decode(q, kv, inputs, out)
@@ -58,6 +59,7 @@ class Attention:
                 out=out,
                 window=self.window,
                 deterministic=self.deterministic,
+                seen=None if inputs.places is None else inputs.places.seen,
             )
 
     def _prefill(

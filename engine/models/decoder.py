@@ -7,6 +7,7 @@ Letters as in ``engine.batch``; H is the hidden size.
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +19,7 @@ from engine.layers.rotary import rotary_table
 from engine.loading import Weights
 from engine.models.spec import ModelSpec
 from engine.placement import SITES
+from kernels.places import NewTokens, Places, SeenKeys
 from kernels.qkv_heads import HeadNorms
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
@@ -77,6 +79,7 @@ class Decoder:
         spec = weights.spec
         table = rotary_table(spec.rope, spec.head_dim, positions).to(weights.place.device)
         self.spec: ModelSpec = spec
+        self._cos_sin = table
         self.deterministic = weights.place.deterministic
         self.embedding = weights.embedding()
         self.layers = [Layer(weights, number, table) for number in range(spec.num_layers)]
@@ -94,6 +97,8 @@ class Decoder:
     ) -> torch.Tensor:
         """The last hidden state of the rows that go through the head: [R, H], normed."""
         eps = self.spec.rms_eps
+        if self._cos_sin.device.type == "cpu":
+            inputs = replace(inputs, places=self._places(inputs, kv[0]))
         residual = self.embedding(inputs.tokens)
         if lora is not None and lora.outer is not None:
             lora.outer.embed(inputs.tokens, residual, lora.segments.runs)
@@ -103,6 +108,12 @@ class Decoder:
                 x = rms_norm(x, layer.before_attention, eps, residual=residual)
             x = layer(x, residual, kv[number], inputs, lora)
         return rms_norm(x, self.norm, eps, residual=residual, rows=inputs.head_rows)
+
+    def _places(self, inputs: StepInputs, kv: torch.Tensor) -> Places:
+        decode, seen = inputs.decode, None
+        if decode is not None and not self.deterministic:
+            seen = SeenKeys.of(kv, decode.page_table, decode.context_lens, decode.rows)
+        return Places(NewTokens.of(kv, inputs.positions, inputs.slots, self._cos_sin), seen)
 
     def linears(self) -> list[dict[str, Linear]]:
         """Of each layer, the base's linear of each site."""
