@@ -262,6 +262,12 @@ class NoEngine(Unavailable):
     code = "no_engine"
 
 
+class GatewayUnreachable(Unavailable):
+    """A gateway that an operator named does not answer."""
+
+    code = "gateway_unreachable"
+
+
 class AdapterFailed(Unavailable):
     """The adapter exists but the engine cannot load it."""
 

@@ -1,10 +1,18 @@
-"""``/metrics`` on its own port, never the tenants': the gateway's and its local engine's."""
+"""``/metrics`` on its own port, never the tenants': the gateway's and its local engine's.
+
+``/counters`` beside it shows the live counters of budgets and every open reservation.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from engine.client import EngineLost
 from gateway.errors import GatewayError, RouteNotFound
 from gateway.fleet.fleet import Fleet
 from gateway.http import Receive, Reply, Request, Scope, Send
 from gateway.ids import new_id
+from gateway.limits.store import Purse
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
 
@@ -18,14 +26,18 @@ class MetricsPage:
     def __init__(self, metrics: Metrics, fleet: Fleet) -> None:
         self._metrics = metrics
         self._fleet = fleet
+        self.counters: Callable[[], Awaitable[list[Purse]]] | None = None
         self.names: Names | None = None  # what engines' digests and tenants are called
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, reply = Request(scope, receive), Reply(send, new_id("req"))
         try:
             request.require_method("GET", "HEAD")
+            if request.path == "/counters" and self.counters is not None:
+                await reply.json(msgspec.json.encode(await self.counters()))
+                return
             if request.path != "/metrics":
-                raise RouteNotFound("Only /metrics is here.")
+                raise RouteNotFound("Only /metrics and /counters are here.")
         except GatewayError as error:
             await reply.error(error)
             return

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict, QuotaBackendUnavailable
 from gateway.identity.principal import Principal
@@ -51,15 +53,11 @@ class LedgerSpending:
                     retry_after=RETRY_S,
                 )
             async with self._database.reading() as session:
-                report = UsageReport(session, rule.organisation)
-                lines = await report.lines(window, ("model",), only=_only(rule))
-                own = await LedgerRepository(session).charged(without)
+                return await spent_of(session, rule, window, without)
         except (DatabaseUnavailable, Conflict) as error:
             raise QuotaBackendUnavailable(
                 "Budgets cannot be checked at the moment.", retry_after=RETRY_S
             ) from error
-        total = sum(line.usage.cost.total for line in lines if _is_for(rule, line.group[0]))
-        return total - sum(event.cost_nano or 0 for event in own if _charges(rule, window, event))
 
     async def costs(self, requests: Sequence[str]) -> Mapping[str, int]:
         """Of those that are in the ledger. Raises QuotaBackendUnavailable."""
@@ -69,6 +67,17 @@ class LedgerSpending:
         except DatabaseUnavailable as error:
             raise QuotaBackendUnavailable("The ledger cannot be read at the moment.") from error
         return {event.id: event.cost_nano or 0 for event in events}
+
+
+async def spent_of(
+    session: AsyncSession, rule: Rule, window: Window, without: Sequence[str] = ()
+) -> int:
+    """Nano-dollars of a budget, at one instant of the ledger, these requests left out."""
+    report = UsageReport(session, rule.organisation)
+    lines = await report.lines(window, ("model",), only=_only(rule))
+    total = sum(line.usage.cost.total for line in lines if _is_for(rule, line.group[0]))
+    own = await LedgerRepository(session).charged(without)
+    return total - sum(event.cost_nano or 0 for event in own if _charges(rule, window, event))
 
 
 async def settle_orphans(limiter: RateLimiter, events: Sequence[Event]) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway import redis
@@ -18,7 +19,9 @@ from gateway.cli.flags import DEFAULT_DATA_DIR
 from gateway.cli.table import Row, as_json, as_table
 from gateway.config import ConfigError, DataDir, Secret
 from gateway.db import Database, DatabaseUnavailable
-from gateway.errors import GatewayError, ResourceNotFound
+from gateway.errors import GatewayError, GatewayUnreachable, ResourceNotFound
+from gateway.limits.redis_store import RedisStore
+from gateway.limits.store import Purse
 from migrations import runner
 
 REDIS_TIMEOUT_S = 1.0
@@ -70,6 +73,21 @@ class Desk:
         await AuditLog(session, organisation, self.now).add(
             kind, object_id, actor=Actor("operator", _login()), project=project, change=change
         )
+
+    @property
+    def has_redis(self) -> bool:
+        return self._redis_url is not None
+
+    async def counters(self) -> list[Purse]:
+        """Of budgets, as Redis has them. Raises GatewayUnreachable."""
+        assert self._redis_url is not None
+        store = RedisStore(redis.connect(Secret(self._redis_url), timeout_s=REDIS_TIMEOUT_S))
+        try:
+            return await store.purses()
+        except RedisError as error:
+            raise GatewayUnreachable(f"--redis-url: {error}") from error
+        finally:
+            await store.close()
 
     async def announce(self) -> None:
         """Gateways look by themselves four times a second; with Redis they look at once."""

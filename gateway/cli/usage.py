@@ -1,16 +1,22 @@
 """``loratorio usage|price|period|settle|reconcile``: what was used, what it costs, the proof."""
 
 import argparse
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+
+import httpx2
+import msgspec
 
 from engine.client import EngineClient, EngineLost
 from engine.protocol import Counts
 from engine.transport import AddressInvalid
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
-from gateway.errors import Conflict, InvalidRequest, NoEngine
+from gateway.counters import CounterCheck, Reading
+from gateway.errors import Conflict, GatewayUnreachable, InvalidRequest, NoEngine
 from gateway.identity.service import IdentityService
+from gateway.limits.store import Purse
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.models import ClosedPeriod, Price
@@ -21,6 +27,7 @@ from gateway.usage.repository import LedgerRepository
 from gateway.usage.repricing import Repricing
 from gateway.usage.service import PriceList, close_period
 
+COUNTERS_TIMEOUT_S = 10.0
 RECORDED_PAGE = 5000  # requests asked of an engine at once
 
 
@@ -34,6 +41,10 @@ def add_usage(group: Commands) -> None:
     proof.add_argument(
         "--engine", action="append", default=[], metavar="ADDRESS", help="ask this engine too"
     )
+    proof.add_argument(
+        "--gateway", metavar="HOST:PORT",
+        help="where its /metrics is: compare the counters of budgets (with --redis-url, Redis')",
+    )  # fmt: skip
 
 
 def add_periods(group: Commands) -> None:
@@ -130,6 +141,8 @@ async def reconcile(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
         pages += await record_of(address)
     proof = Reconciliation(desk.database, now=desk.now.timestamp())
     found = await proof.run(merged(pages) if arguments.engine else None)
+    if (read := counters_of(desk, arguments.gateway)) is not None:
+        await CounterCheck(desk.database, read, desk.now).add_to(found)
     desk.exit_code = 1 if found.differences else 0
     rows: list[Row] = [
         {"found": what, "place": "", "ledger": number, "other": number, "difference": 0}
@@ -156,6 +169,23 @@ async def record_of(address: str) -> list[list[Counts]]:
     except (EngineLost, AddressInvalid, TimeoutError) as error:
         raise NoEngine(f"{address} does not answer: {error}") from error
     return pages
+
+
+def counters_of(desk: Desk, gateway: str | None) -> Reading | None:
+    """Of budgets: where they are counted."""
+    if gateway is not None:
+        return lambda: asyncio.to_thread(counters_at, gateway)
+    return desk.counters if desk.has_redis else None
+
+
+def counters_at(address: str) -> list[Purse]:
+    """Raises GatewayUnreachable."""
+    try:
+        answer = httpx2.get(f"http://{address}/counters", timeout=COUNTERS_TIMEOUT_S)
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content, type=list[Purse])
+    except (httpx2.HTTPError, msgspec.DecodeError) as error:
+        raise GatewayUnreachable(f"--gateway {address}: no counters there ({error})") from error
 
 
 def moment(text: str) -> datetime:

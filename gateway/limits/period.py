@@ -46,3 +46,10 @@ def period_at(now: datetime, kind: str, time_zone: str) -> Period:
         f"{first:%Y-%m-%d}" if kind == DAY else f"{first:%Y-%m}",
         *(day.replace(tzinfo=zone(time_zone)).astimezone(UTC) for day in (first, following)),
     )
+
+
+def period_of(period_id: str, time_zone: str) -> Period:
+    """By its id. Raises ValueError."""
+    kind = DAY if period_id.count("-") == 2 else MONTH
+    first = datetime.fromisoformat(period_id if kind == DAY else f"{period_id}-01")
+    return period_at(first.replace(hour=12, tzinfo=zone(time_zone)), kind, time_zone)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from gateway import redis as names
 from gateway.identity.principal import Principal
@@ -193,7 +193,7 @@ class RuleBook:
             if rule.kind is not Kind.MONEY:
                 yield rule
             else:
-                keys = self._line.get(subject.id, ()) if subject.level is Level.KEY else ()
+                keys = self.line(subject.id) if subject.level is Level.KEY else ()
                 yield replace(rule, version=self.version, keys=keys)
 
     def _first(self, key: str) -> str:
@@ -202,8 +202,12 @@ class RuleBook:
             key = older
         return key
 
+    def line(self, key: str) -> tuple[str, ...]:
+        """All that share the counters of a key that was never in another's place."""
+        return self._lines.get(key, ())
+
     @cached_property
-    def _line(self) -> dict[str, tuple[str, ...]]:
+    def _lines(self) -> dict[str, tuple[str, ...]]:
         """First keys -> all that came after them, themselves included."""
         lines: dict[str, list[str]] = {}
         for key in self.replaced:
@@ -227,6 +231,23 @@ class RuleBook:
             yield Subject(Level.PLAN, plan, subject.model)
         if subject.level is Level.CUSTOMER:
             yield Subject(Level.CUSTOMER, f"{who.project}/{ANYONE}", subject.model)
+
+
+def rule_of(name: str) -> tuple[Rule, str]:
+    """The budget whose counter this is, as far as its name says, and the period's id."""
+    _, organisation, level, subject, model, what, *period = name.split(":")
+    _, kind, time_zone = unquote(what).split("-", 2)
+    rule = Rule(
+        organisation.strip("{}"),
+        Subject(Level(level), unquote(subject), unquote(model)),
+        what,
+        Kind.MONEY,
+        Unit.MONEY,
+        0,
+        period=kind if period else None,
+        time_zone=time_zone,
+    )
+    return rule, period[0] if period else ""
 
 
 def _rules_of(

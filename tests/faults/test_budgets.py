@@ -9,13 +9,15 @@ import contextlib
 import os
 import random
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config import Secret
-from gateway.limits.redis_store import RedisStore
-from gateway.redis import connect
+from gateway.cli.usage import counters_at
+from gateway.counters import CounterCheck
+from gateway.limits.store import Purse
+from gateway.usage.reconcile import Findings
 from tests.faults.rig import Rig, running
 from tests.faults.test_stores import answered, says
 
@@ -50,15 +52,20 @@ async def verify(rig: Rig, budget: int) -> None:
     await rig.verify()
     spent = (await rig.total()).cost.total
     assert budget * 97 // 100 <= spent <= budget
-    if rig.settings.redis_url is not None:
-        await rig.eventually(lambda: counted(rig, spent), f"Redis says {spent} and holds nothing")
+    await rig.eventually(lambda: idle(rig), "nothing is reserved any more")
+    async with rig.database() as database:
+        findings = Findings()
+        await CounterCheck(database, lambda: counters(rig), datetime.now(UTC)).add_to(findings)
+    assert findings.differences == []
+    assert [purse.spent for purse in await counters(rig)] == [spent]
 
 
-async def counted(rig: Rig, spent: int) -> bool:
-    store = RedisStore(connect(Secret(rig.settings.redis_url.reveal()), timeout_s=2))
-    purses = await store.purses()
-    await store.close()
-    return [(purse.spent, purse.held, purse.open) for purse in purses] == [(spent, 0, ())]
+async def counters(rig: Rig) -> list[Purse]:
+    return await asyncio.to_thread(counters_at, f"127.0.0.1:{rig.settings.metrics_port}")
+
+
+async def idle(rig: Rig) -> bool:
+    return [(purse.held, purse.open) for purse in await counters(rig)] == [(0, ())]
 
 
 @pytest.mark.parametrize("where", ["memory", "redis"])

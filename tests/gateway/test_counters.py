@@ -1,0 +1,187 @@
+"""Live counters of budgets against the ledger: equal to the nano-dollar, or told with the place."""
+
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+
+from gateway.config import Secret
+from gateway.counters import CounterCheck
+from gateway.identity.principal import Principal
+from gateway.identity.service import IdentityService, KeyTerms
+from gateway.limits.limiter import RateLimiter
+from gateway.limits.memory import MemoryStore
+from gateway.limits.models import Level
+from gateway.limits.period import period_at, period_of
+from gateway.limits.redis_store import RedisStore
+from gateway.limits.rules import Allowance, Subject, Use, rule_of
+from gateway.limits.service import LimitService
+from gateway.redis import connect
+from gateway.spending import LedgerSpending
+from gateway.usage.ledger import Ledger
+from gateway.usage.log import UsageLog
+from gateway.usage.models import Price
+from gateway.usage.reconcile import Findings
+from gateway.usage.recorder import Recorder
+from gateway.usage.repository import LedgerRepository
+from tests.gateway.quotas import book, demand, monthly
+from tests.gateway.test_admin_cli import Shell
+from tests.gateway.test_key_scopes import PEPPERS
+from tests.gateway.test_ledger import NOON, NOON_NS, finished, started
+
+EACH = 17  # nano-dollars of one request
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request):
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    client = connect(Secret(request.getfixturevalue("redis_url")), timeout_s=5)
+    await client.flushall()
+    yield RedisStore(client)
+    await client.aclose()
+
+
+class Desk:
+    """A gateway's recorder, ledger and limiter."""
+
+    def __init__(self, database, recorder, store, rules) -> None:
+        self.database, self.recorder, self.store = database, recorder, store
+        self.ledger = Ledger(recorder.log, database, live_from=recorder.first_segment)
+        self.limiter = RateLimiter(store, rules=lambda: rules, now=lambda: NOON,
+                                   spending=LedgerSpending(database, self.ledger))  # fmt: skip
+
+    async def serve(self, name: str, **facts) -> None:
+        record = started(name, at_ns=NOON_NS, **facts)
+        who = Principal(organisation=record.organisation, project=record.project,
+                        project_name="a", key=record.key, tenant="t")  # fmt: skip
+        lease = await self.limiter.reserve(
+            who, name, 1, use=Use(record.model, record.user), demand=demand()
+        )
+        await self.recorder.started(record)
+        await self.recorder.finished(finished(name))
+        await self.limiter.settle(lease, 1, EACH)
+
+    async def check(self) -> Findings:
+        await self.ledger.settle()
+        findings = Findings()
+        await CounterCheck(self.database, self.store.purses, NOON, wait_s=0).add_to(findings)
+        return findings
+
+
+async def desk_of(database, tmp_path, store, rules) -> Desk:
+    async with database.unit_of_work() as session:
+        LedgerRepository(session).add_price(
+            Price(id="prc_1", base_model="smol", input_pico=1_000, cached_input_pico=1_000,
+                  output_pico=1_000, effective_from=NOON - timedelta(days=1), created_at=NOON)
+        )  # fmt: skip
+    return Desk(database, await Recorder.open(UsageLog(tmp_path / "usage")), store, rules)
+
+
+async def test_counters_of_every_level_say_what_the_ledger_says(database, tmp_path, store):
+    rules = book(money={
+        ("organisation", "org_1"): monthly(9_000), ("project", "prj_1"): monthly(9_000),
+        ("project", "prj_1", "support"): monthly(9_000, time_zone="Pacific/Auckland"),
+        ("key", "key_1"): Allowance(period="day", nano=9_000, time_zone="Etc/GMT-5"),
+        ("customer", "prj_1/a:b/c"): monthly(9_000),
+    })  # fmt: skip
+    desk = await desk_of(database, tmp_path, store, rules)
+    await desk.serve("req_1")
+    await desk.serve("req_2", model="json", key="key_2")
+    await desk.serve("req_3", user="a:b/c")
+    findings = await desk.check()
+    assert findings.compared["budget counters"] == 5
+    assert findings.differences == []
+    spent = {rule_of(p.key)[0].subject: p.spent for p in await store.purses()}
+    assert spent == {
+        Subject(Level.ORGANISATION, "org_1"): 51, Subject(Level.PROJECT, "prj_1"): 51,
+        Subject(Level.PROJECT, "prj_1", "support"): 34, Subject(Level.KEY, "key_1"): 34,
+        Subject(Level.CUSTOMER, "prj_1/a:b/c"): 17,
+    }  # fmt: skip
+    await desk.recorder.close()
+
+
+async def test_a_counter_that_drifted_is_told_with_its_place(database, tmp_path, store):
+    desk = await desk_of(database, tmp_path, store, book(money={("key", "key_1"): monthly(9_000)}))
+    await desk.serve("req_1")
+    [purse] = await store.purses()
+    rule, _ = rule_of(purse.key)
+    await store.settle("lt:{org_1}:lease:req_ghost", tokens=0, money=5, lost=[rule.ask(0, NOON)])
+    [difference] = (await desk.check()).differences
+    assert (difference.check, difference.ledger, difference.other) == ("counter", 17, 22)
+    assert purse.key in difference.place
+    await desk.recorder.close()
+
+
+async def test_open_reservations_are_counted_and_no_difference(database, tmp_path, store):
+    desk = await desk_of(database, tmp_path, store, book(money={("key", "key_1"): monthly(9_000)}))
+    await desk.serve("req_1")
+    who = Principal(
+        organisation="org_1", project="prj_1", project_name="a", key="key_1", tenant="t"
+    )
+    await desk.limiter.reserve(who, "req_2", 1, demand=demand())
+    findings = await desk.check()
+    assert findings.compared["open reservations"] == 1
+    assert findings.differences == []
+    await desk.recorder.close()
+
+
+async def test_a_rotated_keys_counter_and_credits_are_compared_too(database, tmp_path, store):
+    async with database.publish() as session:
+        service = IdentityService(session, NOON - timedelta(days=3))
+        project = await service.create_project("acme")
+        await session.flush()
+        old = service.issue(project, KeyTerms(), peppers=PEPPERS)
+        await session.flush()
+        new = await service.rotate(old.id, timedelta(hours=1), peppers=PEPPERS)
+        credits = LimitService(session, project.organisation_id, NOON - timedelta(days=2))
+        credits.grant(9_000)
+        since = NOON - timedelta(days=2)
+    rules = book(money={
+        ("key", old.id): monthly(9_000),
+        ("organisation", project.organisation_id): Allowance(period=None, nano=9_000, since=since),
+    })  # fmt: skip
+    rules = type(rules)(rules.rates, rules.allowances, {}, 0, {new.id: old.id})
+    desk = await desk_of(database, tmp_path, store, rules)
+    facts = {"organisation": project.organisation_id, "project": project.id}
+    for name, key in (("req_1", old.id), ("req_2", new.id)):
+        await desk.serve(name, key=key, **facts)
+    findings = await desk.check()
+    assert findings.differences == []
+    assert [p.spent for p in await store.purses()] == [34, 34]
+    await desk.recorder.close()
+
+
+@pytest.mark.parametrize("kind", ["day", "month"])
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland", "America/Los_Angeles", "Etc/GMT-5"])
+def test_a_counters_name_says_which_budget_and_period_it_is_of(kind, zone):
+    money = Allowance(period=kind, nano=5, time_zone=zone)
+    rules = book(money={("customer", "p/x:y", "a:b@c"): money})
+    who = Principal(organisation="org_1", project="p", project_name="a", key="k", tenant="t")
+    [rule] = rules.of(who, Use("a:b@c", "x:y"))
+    found, period_id = rule_of(rule.ask(0, NOON).key)
+    assert (found.organisation, found.subject, found.name) == ("org_1", rule.subject, rule.name)
+    assert (found.period, found.time_zone) == (kind, zone)
+    assert period_of(period_id, zone) == period_at(NOON, kind, zone)
+
+
+def test_reconcile_compares_redis_and_exits_with_1_where_it_differs(tmp_path, capsys, redis_url):
+    import redis as blocking
+
+    client = blocking.Redis.from_url(redis_url)
+    client.flushall()
+    shell = Shell(tmp_path, f"sqlite:///{tmp_path}/books.db", capsys)
+    shell.ok("tenant", "create", "acme")
+    key = f"lt:{{org_x}}:project:prj_1::money-month-{quote('UTC', safe='')}:2026-11"
+    client.hset(key, mapping={"spent": 0, "held": 0})
+    rows = shell.ok("reconcile", "--redis-url", redis_url)
+    assert {"budget counters": 1, "open reservations": 0}.items() <= {
+        row["found"]: row["other"] for row in rows
+    }.items()
+    client.hset(key, "spent", 7)
+    code, out, _ = shell.run("reconcile", "--json", "--redis-url", redis_url)
+    assert code == 1
+    assert "DIFFERENCE: counter" in out
+    assert "counters there" in shell.fails("reconcile", "--gateway", "127.0.0.1:1")
+    client.flushall()
