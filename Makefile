@@ -9,10 +9,12 @@ UNIT := -m "not gpu and not slow and not e2e"
 GPU_PYTHON ?= $(BIN)/python
 GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev-ready)
 GPU_TESTS ?= tests/kernels $(wildcard tests/gpu)
-COMPAT ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio/compat
+CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio
+COMPAT ?= $(CACHE)/compat
+CLIENTS ?= $(CACHE)/clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu test-soak test-compat bench-cpu bench-gpu report clean
+.PHONY: help setup serve test check lint test-gpu test-soak test-compat test-clients bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +47,11 @@ test-gpu: $(GPU_READY) ## run every kernel test and checkpoints of real shapes o
 	$(GPU_PYTHON) -m pytest $(GPU_TESTS) $(ARGS)
 
 test-compat: .venv/dev-ready ## have the original packers write anew what our loader is held to
-	$(BIN)/python tests/compat/environments.py $(COMPAT)
+	$(BIN)/python -m tests.compat.environments $(COMPAT)
 	COMPAT_WRITTEN=$(COMPAT)/written $(BIN)/python -m pytest tests/compat $(ARGS)
+
+test-clients: .venv/dev-ready ## have an older openai, LangChain, lm-eval and schemathesis call a real server
+	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients $(ARGS)
 
 bench-cpu: .venv/dev-ready ## measure serving on this CPU, into bench/results
 	$(BIN)/python -m bench.cpu $(ARGS)

@@ -3,6 +3,7 @@
 No request of a tenant's traffic comes through here.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +28,7 @@ from gateway.http import ClientGone
 from gateway.inference.description import paths
 from gateway.page.routes import page_router
 
+_IN_PATH = re.compile(r"{(\w+)}")
 BEARER = HTTPBearer(auto_error=False, scheme_name="key")  # for the description; routes check keys
 
 
@@ -52,13 +54,27 @@ def _described(derived: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, 
         found = derived()
         components = found.get("components", {})
         schemes = {"key": {"type": "http", "scheme": "bearer"}}
+        every = {**paths(), **found.get("paths", {})}
+        for path, operations in every.items():
+            for operation in operations.values():
+                _name_parameters(path, operation)
         return {
             **found,
-            "paths": {**paths(), **found.get("paths", {})},
+            "paths": every,
             "components": {**components, "securitySchemes": schemes},
         }
 
     return document
+
+
+def _name_parameters(path: str, operation: dict[str, Any]) -> None:
+    """What stands in a path is a parameter, also where its handler reads it by itself."""
+    parameters = operation.setdefault("parameters", [])
+    named = {known["name"] for known in parameters if known["in"] == "path"}
+    for name in _IN_PATH.findall(path):
+        if name not in named:
+            schema = {"type": "string"}
+            parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
 
 
 async def _as_openai(request: Request, error: HTTPException) -> Response:

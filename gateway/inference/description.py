@@ -124,7 +124,7 @@ def paths() -> dict[str, Any]:
 def _generating(summary: str, own: dict[str, Schema], required: str) -> dict[str, Any]:
     ignored = ", ".join(sorted(IGNORED - own.keys()))
     refused = ", ".join(sorted(set(REFUSED) - own.keys()))
-    schema = {"type": "object", "required": ["model", required], "properties": {**SHARED, **own}}
+    schema = _object({**SHARED, **own}, "model", required)
     return {
         **_operation(summary),
         "description": (
@@ -135,8 +135,20 @@ def _generating(summary: str, own: dict[str, Schema], required: str) -> dict[str
     }
 
 
+def _object(properties: dict[str, Schema], *required: str) -> Schema:
+    """Null is absent."""
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {
+            name: schema if name in required else {"anyOf": [schema, {"type": "null"}]}
+            for name, schema in properties.items()
+        },
+    }
+
+
 def _asking(summary: str, properties: dict[str, Schema], *required: str) -> dict[str, Any]:
-    schema = {"type": "object", "required": list(required), "properties": properties}
+    schema = _object(properties, *required)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {**_operation(summary), "requestBody": body}
 

@@ -1,19 +1,19 @@
 """Makes the packers' environments, and has each packer write its fixtures in its own.
 
-    python tests/compat/environments.py CACHE [--keep]
+    python -m tests.compat.environments CACHE [--keep]
 
 Environments lie in CACHE and are made once for what their requirements say; what the packers
 write goes to CACHE/written. ``--keep`` makes that the committed fixtures. Needs only Python.
 """
 
 import argparse
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
+
+from tests.environments import environment
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures"
@@ -32,22 +32,8 @@ SETTINGS = {
 }
 
 
-def environment(packer: str, cache: Path) -> Path:
-    """The packer's Python, after installing what it needs if it is not there."""
-    requirements = HERE / "requirements" / f"{packer}.txt"
-    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
-    place = cache / f"{packer}-{digest}"
-    python = place / "bin" / "python"
-    if not (place / "ready").exists():
-        sys.stderr.write(f"{packer}: installing {requirements.name} in {place}\n")
-        shutil.rmtree(place, ignore_errors=True)
-        venv.create(place, with_pip=True)
-        quiet = ["--quiet", "--disable-pip-version-check"]
-        subprocess.run(
-            [python, "-m", "pip", "install", *quiet, "-r", str(requirements)], check=True
-        )
-        (place / "ready").touch()
-    return python
+def packers_python(packer: str, cache: Path) -> Path:
+    return environment(HERE / "requirements" / f"{packer}.txt", cache)
 
 
 def write(packer: str, cache: Path, out: Path) -> None:
@@ -55,7 +41,7 @@ def write(packer: str, cache: Path, out: Path) -> None:
     log = cache / f"{packer}.log"
     with log.open("w") as output:
         done = subprocess.run(
-            [environment(packer, cache), str(script), str(out.resolve())],
+            [packers_python(packer, cache), str(script), str(out.resolve())],
             cwd=cache,  # GPTQModel leaves a folder of logs where it runs
             stdout=output,
             stderr=subprocess.STDOUT,
