@@ -151,12 +151,7 @@ def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | Non
     penalised = [row for row, d in enumerate(draws) if _is_penalised(d)]
     for at in range(0, len(penalised), PENALISED_ROWS):
         _penalise(logits, draws, penalised[at : at + PENALISED_ROWS], last)
-    for row, d in enumerate(draws):
-        if d.sampling.logit_bias:
-            tokens, bias = zip(*d.sampling.logit_bias, strict=True)
-            _add(logits[row], tokens, bias)
-        if d.barred and not d.masked:
-            logits[row, _ids(d.barred, logits)] = float("-inf")
+    _bias(logits, draws)
 
 
 def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -237,11 +232,22 @@ def _counts(logits: torch.Tensor, there: dict[str, torch.Tensor], name: str) -> 
     return counts.index_put_((there[f"{name} of"], there[name]), ones, accumulate=True)
 
 
-def _add(logits: torch.Tensor, tokens: Sequence[int], values: Sequence[float]) -> None:
-    """Repeated tokens add up, in order."""
-    addend = torch.tensor(values, dtype=torch.float32, device=logits.device)
-    logits.index_put_((_ids(tokens, logits),), addend, accumulate=True)
-
-
-def _ids(tokens: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(tokens, dtype=torch.int64, device=like.device)
+def _bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """Every row's logit_bias, whose repeated tokens add up, and its barred tokens: one copy."""
+    biases = [(row, *pair) for row, d in enumerate(draws) for pair in d.sampling.logit_bias]
+    barred = [(row, t) for row, d in enumerate(draws) if not d.masked for t in d.barred]
+    if not biases and not barred:
+        return
+    there = send(
+        {
+            "biased": np.asarray([b[:2] for b in biases], dtype=np.int64).reshape(-1, 2).T.copy(),
+            "bias": np.asarray([b[2] for b in biases], dtype=np.float32).view(np.int32),
+            "barred": np.asarray(barred, dtype=np.int64).reshape(-1, 2).T.copy(),
+        },
+        logits.device,
+    )
+    if biases:
+        bias = there["bias"].view(torch.float32)
+        logits.index_put_(tuple(there["biased"]), bias, accumulate=True)
+    if barred:
+        logits.index_put_(tuple(there["barred"]), logits.new_full((), -math.inf))

@@ -54,6 +54,12 @@ def test_logit_bias_adds_and_repeats_add_up():
     assert found == pytest.approx(expected(0.5, -98.0, 4.0, 1.9, 0.0, 1.0), abs=1e-5)
 
 
+def test_every_row_has_its_own_bias_and_barred_tokens():
+    wants = [Sampling(temperature=0.0, logit_bias=[(i, 50.0), (i, 50.0)]) for i in range(6)]
+    draws = [asked(want, barred=(i,) if i % 2 else ()) for i, want in enumerate(wants)]
+    assert [d.token for d in drawn(*draws)] == [0, 3, 2, 1, 4, 1]
+
+
 def test_barred_tokens_are_never_drawn_even_with_a_bias():
     wants = Sampling(temperature=0.0, logit_bias=[(1, 100.0)])
     assert drawn(asked(wants, barred=(1, 3)))[0].token == 5
