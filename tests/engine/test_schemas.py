@@ -1,0 +1,46 @@
+"""Answers of a model of random logits to two hundred schemas: every finished one is valid."""
+
+import json
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from bench.masks import RandomModel, accepted, p95
+from bench.schemas import all_schemas
+from engine.grammars import LlGrammars
+from gateway.inference.tokenizer import Tokenizer as Vocabulary
+from tests.engine.vocabulary import EOS, write_tokenizer
+
+ENOUGH = 0.95
+
+
+@pytest.fixture(scope="module")
+def schemas():
+    return all_schemas()
+
+
+def test_nearly_all_can_be_enforced_whole(schemas):
+    grammars, refused = accepted(schemas)
+    assert len(schemas) >= 200
+    assert len(grammars) >= ENOUGH * len(schemas), refused
+    assert all(name.startswith("unenforced") for name in refused), refused
+    assert all("Unimplemented keys" in reason for reason in refused.values())
+
+
+def test_every_finished_answer_is_valid(schemas, tmp_path):
+    path = write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(path))
+    eos, size = tokenizer.token_to_id(EOS), tokenizer.get_vocab_size()
+    table = Vocabulary(tokenizer, {}).token_bytes
+    grammars, _ = accepted(schemas)
+    model = RandomModel(LlGrammars(path, vocab_size=size, eos=[eos], threads=2), table, eos, seed=1)
+    answers = model.answer(grammars)
+    assert not [name for name, answer in answers.items() if answer.fault]
+    finished = {name: answer for name, answer in answers.items() if answer.finished}
+    assert len(finished) >= ENOUGH * len(answers), answers.keys() - finished.keys()
+    for name, answer in finished.items():
+        value = json.loads(answer.text.decode())
+        kind = jsonschema.validators.validator_for(schemas[name], jsonschema.Draft202012Validator)
+        kind(schemas[name], format_checker=kind.FORMAT_CHECKER).validate(value)
+    assert p95(model.timings.compiling) < 0.5  # seconds; some milliseconds on a quiet machine
