@@ -78,6 +78,8 @@ def _problems(submit: Submit, vocab_size: int) -> Iterator[str]:
     ):
         if value is not None and not 0 <= value <= MAX_LOGPROBS:
             yield f"{name}={value} must be in 0..{MAX_LOGPROBS}"
+    if submit.pooling is not None and (submit.n, submit.max_tokens) != (1, 1):
+        yield f"pooling needs n=1 and max_tokens=1, not {submit.n} and {submit.max_tokens}"
     if submit.public_tokens < 0:
         yield f"public_tokens={submit.public_tokens} must not be negative"
     if not 0 < submit.weight < math.inf:

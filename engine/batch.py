@@ -17,6 +17,7 @@ import torch
 
 from engine.last_draws import LastDraws
 from engine.placement import round_up
+from engine.protocol import Pooling
 from engine.staging import Array, send
 from engine.step import DRAWN, NO_ADAPTER, Chunk, StepPlan
 from kernels.places import Places
@@ -61,6 +62,7 @@ class HeadLayout:
 
     draws: tuple[tuple[int, int], ...]  # (chunk, index among R) of every chunk that draws
     prompts: tuple[tuple[int, int, int], ...]  # (chunk, first, count) where logprobs are asked
+    pools: tuple[tuple[int, int, int], ...] = ()  # likewise, of rows to be added up
 
     @classmethod
     def one_each(cls, chunks: int) -> "HeadLayout":
@@ -188,7 +190,8 @@ def _sources(chunks: Sequence[Chunk], last: LastDraws | None) -> Ints:
 
 
 def _head_rows(chunks: Sequence[Chunk], first_rows: Sequence[int]) -> tuple[list[int], HeadLayout]:
-    """A chunk's last row predicts its draw; row i predicts token i + 1 for prompt logprobs."""
+    """A chunk's last row predicts its draw; row i predicts token i + 1 for prompt logprobs; what
+    is pooled is every row, or the last."""
     rows: list[int] = []
     draws: list[tuple[int, int]] = []
     prompts: list[tuple[int, int, int]] = []
@@ -202,4 +205,11 @@ def _head_rows(chunks: Sequence[Chunk], first_rows: Sequence[int]) -> tuple[list
         if chunk.prompt_logprobs is not None and end - first > 1:
             prompts.append((index, len(rows), end - first - 1))
             rows += range(first, end - 1)
-    return rows, HeadLayout(tuple(draws), tuple(prompts))
+    pools: list[tuple[int, int, int]] = []
+    for index, chunk in enumerate(chunks):
+        if chunk.pooling is not None:
+            first, end = first_rows[index], first_rows[index + 1]
+            first = end - 1 if chunk.pooling is Pooling.LAST else first
+            pools.append((index, len(rows), end - first))
+            rows += range(first, end)
+    return rows, HeadLayout(tuple(draws), tuple(prompts), tuple(pools))

@@ -112,6 +112,7 @@ def _compose(
             vocab_size=spec.vocab_size,
             quantization=weights.quantization,
             dtype=str(place.dtype).removeprefix("torch."),
+            hidden_size=spec.hidden_size,
         ),
         num_pages=pages,
         max_model_len=size.max_model_len(pages),

@@ -202,4 +202,9 @@ class DecodeGraphs:
 
 
 def _decodes(chunk: Chunk) -> bool:
-    return len(chunk.tokens) == 1 and chunk.draw is not None and chunk.prompt_logprobs is None
+    return len(chunk.tokens) == 1 and chunk.draw is not None and not _reports(chunk)
+
+
+def _reports(chunk: Chunk) -> bool:
+    """Something of its rows besides a draw."""
+    return chunk.prompt_logprobs is not None or chunk.pooling is not None

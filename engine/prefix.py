@@ -71,7 +71,7 @@ class PrefixIndex:
 
     def match(self, sequence: Sequence) -> list[Node]:
         """The longest computed prefix, in whole pages; at least one token is left to compute."""
-        if sequence.wants_prompt_logprobs or not self._enabled:
+        if sequence.sees_all or not self._enabled:
             return []  # each token of such a prompt has to be seen
         trail, node, found = self._trail(sequence), self._root, list[Node]()
         for index in range((sequence.known - 1) // self._page_tokens):
@@ -83,7 +83,7 @@ class PrefixIndex:
 
     def promised(self, sequence: Sequence, found: list[Node]) -> bool:
         """Whether a running sequence is about to compute the page after those found."""
-        if sequence.wants_prompt_logprobs or len(found) >= self._prompt_pages(sequence):
+        if sequence.sees_all or len(found) >= self._prompt_pages(sequence):
             return False
         edge = self._edge(sequence, self._trail(sequence), len(found))
         return (found[-1] if found else self._root, edge) in self._promised

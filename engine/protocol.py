@@ -42,6 +42,13 @@ class Finish(StrEnum):
     ERROR = "error"  # this request failed inside the engine; Output.error says why
 
 
+class Pooling(StrEnum):
+    """What becomes of a prompt's last hidden states, normed as the head reads them."""
+
+    MEAN = "mean"  # over its tokens
+    LAST = "last"  # its last token's
+
+
 class RefusalCode(StrEnum):
     QUEUE_FULL = "queue_full"  # retry after retry_ms, here or elsewhere
     DRAINING = "draining"  # this engine is leaving; send it elsewhere
@@ -90,6 +97,7 @@ class BaseInfo(Fact, frozen=True):
     vocab_size: int
     quantization: str  # "gptq", "awq", "compressed-tensors" or "none"
     dtype: str
+    hidden_size: int = 0  # numbers of a pooled prompt's vector
 
 
 class Welcome(Message, frozen=True):
@@ -119,6 +127,7 @@ class Submit(Message, frozen=True):
     public_tokens: int = 0  # first tokens that are no secret: their KV is shared by all tenants
     weight: float = 1.0  # the tenant's share of the engine, against other tenants' weights
     grammar: str | None = None  # what each choice must match, as llguidance writes it; None: any
+    pooling: Pooling | None = None  # its prompt as one vector; with n=1 and max_tokens=1
 
 
 class Grant(Message, frozen=True):
@@ -201,6 +210,7 @@ class Output(Fact, frozen=True):
     error: str = ""
     prompt_logprobs: list[TokenLogprobs] | None = None  # choice 0's first Output, from position 1
     wants: int | None = None  # asks for a Grant of this total, ahead of need
+    embedding: bytes = b""  # on the terminal, where pooling was asked for: float32, little-endian
 
 
 class Step(Message, frozen=True):

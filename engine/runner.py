@@ -32,6 +32,7 @@ class PassPending:
     heads: HeadLayout
     drawing: Drawing | None
     prompts: Sequence[Sequence[tuple[TopLogprobs, int]]]  # per prompt: tiles and their rows
+    pooled: torch.Tensor | None  # [P, H] float64, of the chunks that pool
     reached: torch.cuda.Event | None  # when all of this is on the host; None: it is
 
     def draw(self, masks: Masks) -> None:
@@ -46,7 +47,16 @@ class PassPending:
                 drawn[chunk] = result
         for (chunk, _, _), tiles in zip(self.heads.prompts, self.prompts, strict=True):
             drawn[chunk] = replace(drawn[chunk], prompt_logprobs=self._read(chunk, tiles))
+        for row, (chunk, _, _) in enumerate(self.heads.pools):
+            drawn[chunk] = self._pooled(drawn[chunk], row)
         return StepResult(drawn)
+
+    def _pooled(self, drawn: Drawn, row: int) -> Drawn:
+        assert self.pooled is not None
+        found = self.pooled[row].numpy()
+        if not np.isfinite(found).all():
+            return Drawn(failed="non-finite hidden state")
+        return replace(drawn, pooled=found)
 
     def _read(self, chunk: int, tiles: Sequence[tuple[TopLogprobs, int]]) -> list[TokenLogprobs]:
         wanted = self.plan.chunks[chunk].prompt_logprobs or 0
@@ -157,13 +167,13 @@ class ModelRunner:
         heads = HeadLayout.one_each(len(draws))
         if last is None:
             drawing = Drawing.of(logits, draws, tokens, finite)
-            return PassPending(plan, heads, drawing, (), self._mark())
+            return PassPending(plan, heads, drawing, (), None, self._mark())
 
         def adjusted(masks: TokenMasks | None) -> PassPending:
             """The graph's own draw knew of no adjustment."""
             drawing = draw(logits, draws, last, masks)
             self._last.keep(plan.chunks, drawing.drawn)
-            return PassPending(plan, heads, drawing, (), self._mark())
+            return PassPending(plan, heads, drawing, (), None, self._mark())
 
         return _draw_when_masked(plan.chunks, adjusted)
 
@@ -176,11 +186,12 @@ class ModelRunner:
         owners = [chunk.adapter for chunk in drawing_chunks]
         logits = self._head(hidden[: len(draws)], outer, owners)
         prompts = self._prompts(plan, inputs, hidden, outer)
+        pooled = _pooled(inputs.heads, hidden)
 
         def drawn(masks: TokenMasks | None) -> PassPending:
             drawing = draw(logits, draws, last, masks) if draws else None
             self._last.keep(drawing_chunks, None if drawing is None else drawing.drawn)
-            return PassPending(plan, inputs.heads, drawing, prompts, self._mark())
+            return PassPending(plan, inputs.heads, drawing, prompts, pooled, self._mark())
 
         return _draw_when_masked(drawing_chunks, drawn)
 
@@ -233,6 +244,19 @@ class ModelRunner:
                 tiles.append((TopLogprobs.of(logits, tokens[at:end], wanted), end - at))
             found.append(tiles)
         return found
+
+
+def _pooled(heads: HeadLayout, hidden: torch.Tensor) -> torch.Tensor | None:
+    """[P, H], on its way to the host.
+
+    In float64, so that it does not show where a prompt was cut into chunks.
+    """
+    if not heads.pools:
+        return None
+    parts = [
+        hidden[first : first + count].sum(0, dtype=torch.float64) for _, first, count in heads.pools
+    ]
+    return torch.stack(parts).to("cpu", non_blocking=True)
 
 
 def _draw_when_masked(

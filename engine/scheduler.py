@@ -330,6 +330,7 @@ class Scheduler(Generic[P]):
             adapter=sequence.row,
             draw=sequence.draw() if draws else None,
             prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
+            pooling=sequence.pools(draws=draws),
         )
         plan.planned.append(Planned(sequence, stop, sequence.life, sequence.placing, chunk))
         sequence.plan(stop, draws=draws)

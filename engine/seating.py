@@ -147,7 +147,7 @@ class Seating(Generic[P]):
         others = [other for other in choices if other.phase is Phase.RUNNING]
         prompt = len(sequence.request.submit.tokens)
         done = next((other for other in others if other.settled >= prompt), None)
-        if tokens < prompt - 1 and others and not sequence.wants_prompt_logprobs:
+        if tokens < prompt - 1 and others and not sequence.sees_all:
             if done is None:
                 return None
             whole, part = divmod(prompt - 1, self._page_tokens)

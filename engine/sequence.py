@@ -11,10 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.course import Course
 from engine.matcher import Matcher
 from engine.pages import Kind, Owner
-from engine.protocol import Finish, Output, Submit, TokenLogprobs, Usage
+from engine.protocol import Finish, Output, Pooling, Submit, TokenLogprobs, Usage
 from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn
 
 PATIENCE_S = 60.0  # within its tenant, a request is due after this long at the latest
@@ -148,6 +151,7 @@ class Sequence:
     course: Course = field(init=False)
     matcher: Matcher | None = None  # from its first pass on, where its request has a grammar
     prompt_logprobs: list[TokenLogprobs] | None = None  # gathered and not yet reported
+    pooled: npt.NDArray[np.float64] | None = None  # sum over the tokens computed so far
 
     def __post_init__(self) -> None:
         self.course = Course(self.request.arrived)
@@ -181,7 +185,7 @@ class Sequence:
     @property
     def in_prompt(self) -> bool:
         """More than one token is yet to be computed, or all of a chunk's tokens are reported."""
-        return self.known - self.computed > 1 or self.wants_prompt_logprobs
+        return self.known - self.computed > 1 or self.sees_all
 
     @property
     def generated(self) -> int:
@@ -244,6 +248,8 @@ class Sequence:
         self.drawing -= drawn.token is not None
         if self.prompt_logprobs is not None and life == self.life:
             self.prompt_logprobs += drawn.prompt_logprobs
+        if drawn.pooled is not None and life == self.life:
+            self.pooled = drawn.pooled if self.pooled is None else self.pooled + drawn.pooled
         reached = min(stop, len(self.request.submit.tokens))
         fresh = max(0, reached - self.prompt_computed)
         self.prompt_computed += fresh
@@ -272,11 +278,38 @@ class Sequence:
         self.row = NO_ADAPTER
         if self.prompt_logprobs and self.wants_prompt_logprobs:
             self.prompt_logprobs = []  # gathered again from the start
+        if self.undrawn:
+            self.pooled = None  # likewise
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Some of the prompt's log-probabilities are yet to be gathered."""
-        return self.prompt_logprobs is not None and not self.output and not self.drawing
+        return self.prompt_logprobs is not None and self.undrawn
+
+    @property
+    def undrawn(self) -> bool:
+        """No token was drawn, or is being drawn."""
+        return not self.output and not self.drawing
+
+    @property
+    def sees_all(self) -> bool:
+        """Every token of its prompt has to be computed by itself, also where its KV is known."""
+        means = self.request.submit.pooling is Pooling.MEAN and self.undrawn
+        return means or self.wants_prompt_logprobs
+
+    def pools(self, *, draws: bool) -> Pooling | None:
+        """What is wanted of the rows of its next chunk."""
+        pooling = self.request.submit.pooling
+        return pooling if draws or pooling is Pooling.MEAN else None
+
+    @property
+    def embedding(self) -> bytes:
+        """Its prompt's vector, once all of it was computed; empty where none was asked for."""
+        pooling = self.request.submit.pooling
+        if pooling is None or self.pooled is None:
+            return b""
+        count = len(self.request.submit.tokens) if pooling is Pooling.MEAN else 1
+        return (self.pooled / count).astype("<f4").tobytes()
 
     def say(
         self,
@@ -307,4 +340,5 @@ class Sequence:
             error=error,
             prompt_logprobs=gathered,
             wants=wants,
+            embedding=self.embedding if finish in (Finish.LENGTH, Finish.STOP) else b"",
         )

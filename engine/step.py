@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.protocol import Sampling, TokenLogprobs
+from engine.protocol import Pooling, Sampling, TokenLogprobs
 
 NO_ADAPTER = -1
 DRAWN = -1  # in a chunk: the token its sequence draws in the pass launched before, not yet read
@@ -42,6 +42,7 @@ class Chunk:
     adapter: int = NO_ADAPTER  # row of the adapter table
     draw: Draw | None = None  # None: the chunk ends before the last known token
     prompt_logprobs: int | None = None  # report every token's log-probability but the first's
+    pooling: Pooling | None = None  # report its part of the prompt's vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Drawn:
     token: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    pooled: npt.NDArray[np.float64] | None = None  # [H], of several tokens their sum
     failed: str = ""
 
 

@@ -43,6 +43,7 @@ from gateway.idempotency.redis_answers import RedisAnswers
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
 from gateway.inference.calling import CallSupport
+from gateway.inference.embedding import MOST_INPUTS
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
@@ -297,7 +298,8 @@ class Application:
         Without a boot where every engine answers and knows nothing; None where some do not answer.
         """
         all_answered = bool(self._fleet.members) and all(m.client for m in self._fleet.members)
-        names = [request, *(f"{request}-{i}" for i in range(MOST_PROMPTS))]  # see Order.submits
+        most = max(MOST_PROMPTS, MOST_INPUTS)
+        names = [request, *(f"{request}-{i}" for i in range(most))]  # see Order.submits
         for member in self._fleet.ready:
             if (client := member.client) is None:
                 continue

@@ -19,6 +19,7 @@ from gateway.files.routes import file_router
 from gateway.files.shelf import FileLimits, Shelf
 from gateway.files.store import FileStore
 from gateway.files.sweep import FileSweep
+from gateway.inference.embedding_frames import EmbeddingFrames
 from gateway.inference.frames import ChatFrames, CompletionFrames
 from gateway.inference.intake import Intake
 from gateway.inference.pipeline import Endpoint
@@ -48,6 +49,7 @@ class Batches:
         endpoints = {
             "/v1/chat/completions": Endpoint(intake.chat, ChatFrames),
             "/v1/completions": Endpoint(intake.completion, CompletionFrames),
+            "/v1/embeddings": Endpoint(intake.embedding, EmbeddingFrames),
         }
         tools = Tools(
             database=database,

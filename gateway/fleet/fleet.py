@@ -34,6 +34,14 @@ class Fleet:
             raise no_engine()
         return min(lengths)
 
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a pooled prompt's vector. Raises NoEngine."""
+        sizes = [m.welcome.base.hidden_size for m in self.members if m.welcome is not None]
+        if not sizes:
+            raise no_engine()
+        return min(sizes)
+
     def choose(self, digest: str | None, *, tried: Collection[Member] = ()) -> Member:
         """A reachable engine that has not been tried. Raises NoEngine."""
         left = [member for member in self.ready if member not in tried]

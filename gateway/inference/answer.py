@@ -51,6 +51,7 @@ class Written:
     finish: str | None = None
     why: dict[str, str] | None = None
     calls: list[Call] = field(default_factory=list)
+    embedding: bytes = b""
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
@@ -61,6 +62,7 @@ class Written:
         self.chances += delta.chances
         self.finish = delta.finish or self.finish
         self.why = delta.why or self.why
+        self.embedding = delta.embedding or self.embedding
 
     @property
     def text(self) -> str:
@@ -107,7 +109,9 @@ class Answer:
                 self.count(position, (output,))
                 raise failure
             index = position * self._order.options.candidates + output.index
-            gained.append((index, self._shortened(self.choices[index].feed(output))))
+            delta = self._shortened(self.choices[index].feed(output))
+            delta.embedding = output.embedding
+            gained.append((index, delta))
         return gained
 
     def cut(self, why: dict[str, str]) -> list[tuple[int, Delta]]:
@@ -156,7 +160,8 @@ class Answer:
         return [items[i : i + each] for i in range(0, len(items), each)]
 
     def _shortened(self, delta: Delta) -> Delta:
-        """``max_tokens`` of 0 asks for the echo alone; the engine made one token all the same."""
+        """``max_tokens`` of 0 asks for the echo, or a vector, alone; the engine made one token all
+        the same."""
         return Delta(finish=delta.finish) if self._order.score_only else delta
 
     def _echo(self, position: int, known: Sequence[TokenLogprobs]) -> list[tuple[int, Delta]]:

@@ -25,6 +25,7 @@ class Delta:
     finish: str | None = None
     why: dict[str, str] | None = None  # more about the reason
     calls: tuple[CallDelta, ...] = ()
+    embedding: bytes = b""  # float32, where the prompt is wanted as a vector
 
 
 class Choice:

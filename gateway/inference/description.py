@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from engine.protocol import Pooling
+from gateway.inference.embedding import ENCODINGS
 from gateway.inference.options import MOST_CHOICES, MOST_STOPS
 from gateway.inference.sampling import REPETITION
 from gateway.inference.support import IGNORED, REFUSED
@@ -82,6 +84,16 @@ COMPLETION: dict[str, Schema] = {
     "echo": FLAG,
     "logprobs": integer(0, MOST_ALTERNATIVES),
 }
+EMBEDDING: dict[str, Schema] = {
+    "model": SHARED["model"],
+    "input": {"description": "Text, token ids, or an array of either."},
+    "encoding_format": {"type": "string", "enum": list(ENCODINGS)},
+    "dimensions": integer(1),
+    "pooling": {"type": "string", "enum": list(Pooling)},
+    "add_special_tokens": {"type": "boolean", "default": True},
+    "truncate_prompt_tokens": integer(-1),
+    "service_tier": SHARED["service_tier"],
+}
 
 TOKENIZE: dict[str, Schema] = {
     "model": SHARED["model"],
@@ -104,6 +116,7 @@ def paths() -> dict[str, Any]:
     return {
         "/v1/chat/completions": {"post": _generating("Answer a chat", CHAT, "messages")},
         "/v1/completions": {"post": _generating("Continue a text", COMPLETION, "prompt")},
+        "/v1/embeddings": {"post": _asking("Texts as vectors", EMBEDDING, "model", "input")},
         "/tokenize": {"post": _asking("The tokens of a prompt or a chat", TOKENIZE)},
         "/detokenize": {"post": _asking("The text of tokens", DETOKENIZE, "tokens")},
         "/tokenizer_info": {"get": _operation("Special tokens and the chat template")},

@@ -10,6 +10,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
 from gateway.inference.calling import Calling, CallSupport
+from gateway.inference.embedding import MOST_INPUT_TOKENS, read_embeddings
+from gateway.inference.fields import out_of_range
 from gateway.inference.grammars import Grammar, GrammarCheck
 from gateway.inference.options import Options
 from gateway.inference.order import Order
@@ -26,7 +28,7 @@ class Names(Protocol):
 
 
 class Intake:
-    """``chat`` and ``completion`` raise ModelNotFound, InvalidRequest, NoEngine."""
+    """``chat``, ``completion`` and ``embedding`` raise ModelNotFound, InvalidRequest, NoEngine."""
 
     def __init__(
         self,
@@ -95,6 +97,40 @@ class Intake:
             param="prompt",
         )
 
+    async def embedding(self, body: Object, principal: Principal, request_id: str) -> Order:
+        asked = read_embeddings(body)
+        target = self._names.resolve(principal, asked.options.model, subject_of(body))
+        self._require_dimensions(asked.embedding.dimensions)
+        several = len(asked.inputs) > 1
+        prompts: list[list[int]] = []
+        for i, text in enumerate(asked.inputs):
+            path = f"input[{i}]" if several else "input"
+            tokens = (
+                await self._prompts.of_text(text, path, add_special=asked.add_special)
+                if isinstance(text, str)
+                else self._prompts.of_tokens(text, path)
+            )
+            kept = self._kept(tokens, asked.options)
+            require_room(len(kept), self._fleet.context, param=path)
+            prompts.append(kept)
+        if (total := sum(map(len, prompts))) > MOST_INPUT_TOKENS:
+            raise out_of_range(f"{total} tokens long", f"at most {MOST_INPUT_TOKENS}", "input")
+        order = self._order(
+            request_id,
+            principal,
+            target,
+            options=asked.options,
+            prompts=prompts,
+            grammar=None,
+            param="input",
+        )
+        return replace(order, embedding=asked.embedding)
+
+    def _require_dimensions(self, wanted: int | None) -> None:
+        most = self._fleet.hidden_size
+        if wanted is not None and wanted > most:
+            raise out_of_range(wanted, f"at most {most}, as this model has", "dimensions")
+
     def _order(
         self,
         request_id: str,
@@ -161,4 +197,6 @@ def subject_of(body: Object) -> str:
         if isinstance(named := body.get(field), str) and named:
             return named
     messages = body.get("messages")
-    return repr(messages[:2] if isinstance(messages, list) else body.get("prompt"))[:2000]
+    if isinstance(messages, list):
+        return repr(messages[:2])[:2000]
+    return repr(body.get("prompt", body.get("input")))[:2000]

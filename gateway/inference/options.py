@@ -75,7 +75,7 @@ def read_options(
         shows_stop=fields.flag("include_stop_str_in_output"),
         shows_special=not fields.flag("skip_special_tokens", default=True),
         shows_ids=fields.flag("return_tokens_as_token_ids"),
-        last_tokens=_last_tokens(fields),
+        last_tokens=read_last_tokens(fields),
         stop_tokens=fields.token_ids("stop_token_ids", MOST_STOP_TOKENS),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
@@ -86,6 +86,26 @@ def read_options(
         customer=_customer(fields),
         tags=_tags(fields),
         ignored=(*_left(fields), *ignored),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audience:
+    """Whom a request is for, and how soon: of an endpoint that generates nothing."""
+
+    tier: Tier | None
+    customer: str
+    tags: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def read_audience(fields: Fields) -> Audience:
+    """The last to read, as ``read_options``."""
+    return Audience(
+        tier=_tier(fields),
+        customer=_customer(fields),
+        tags=_tags(fields),
+        ignored=tuple(sorted(fields.unread)),
     )
 
 
@@ -113,7 +133,7 @@ def _candidates(fields: Fields, n: int, stream: bool) -> int:
     return candidates
 
 
-def _last_tokens(fields: Fields) -> int | None:
+def read_last_tokens(fields: Fields) -> int | None:
     count = fields.integer("truncate_prompt_tokens", -1)
     if count == 0:
         raise out_of_range(

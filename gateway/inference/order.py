@@ -7,6 +7,7 @@ from engine.protocol import Submit
 from gateway.catalog.target import Target
 from gateway.identity.principal import Principal
 from gateway.inference.calling import Calling
+from gateway.inference.embedding import Embedding
 from gateway.inference.meter import FIRST_BLOCK, Purse
 from gateway.inference.options import Options
 from gateway.inference.tier import Tier
@@ -32,6 +33,7 @@ class Order:
     grammar: str | None = None  # what every choice must match, as engines read it
     attempt: str = ""  # which one, at a line of a batch; else nobody asks twice under one id
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
+    embedding: Embedding | None = None  # the prompts are wanted as vectors, and nothing else
 
     @property
     def prompt_tokens(self) -> int:
@@ -122,4 +124,5 @@ class Order:
             deadline_ms=self.deadline_ms,
             grammar=self.grammar,
             priority=self.priority,
+            pooling=self.embedding.pooling if self.embedding else None,
         )

@@ -17,6 +17,7 @@ from gateway.health import Health
 from gateway.http import Asgi, ClientGone, Message, Receive, Reply, Request, Scope, Send
 from gateway.identity.principal import Principal
 from gateway.ids import new_id
+from gateway.inference.embedding_frames import EmbeddingFrames
 from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
 from gateway.inference.intake import Intake
 from gateway.inference.pipeline import Endpoint, Pipeline
@@ -64,11 +65,13 @@ class Routes:
         self._chat = Endpoint(intake.chat, ChatFrames)
         self._tokenization = tokenization
         self._completion = Endpoint(intake.completion, CompletionFrames)
+        self._embedding = Endpoint(intake.embedding, EmbeddingFrames)
         self._log = logger("gateway.request")
         self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
         self._routes = {
             "/v1/chat/completions": Route("/v1/chat/completions", ("POST",), self._chats),
             "/v1/completions": Route("/v1/completions", ("POST",), self._completions),
+            "/v1/embeddings": Route("/v1/embeddings", ("POST",), self._embeddings),
             "/v1/models": Route("/v1/models", ("GET", "HEAD"), self._models),
             "/tokenize": Route("/tokenize", ("POST",), self._tokenize),
             "/detokenize": Route("/detokenize", ("POST",), self._detokenize),
@@ -121,6 +124,9 @@ class Routes:
 
     async def _completions(self, request: Request, reply: Reply) -> None:
         await self._pipeline.serve(request, reply, self._completion)
+
+    async def _embeddings(self, request: Request, reply: Reply) -> None:
+        await self._pipeline.serve(request, reply, self._embedding)
 
     async def _models(self, request: Request, reply: Reply) -> None:
         principal = await self._caller(request, reply)

@@ -9,9 +9,11 @@ gateway said is kept in ``heard``. The default script repeats the prompt until m
 
 import asyncio
 import itertools
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import TracebackType
 from typing import Self
 
@@ -48,8 +50,20 @@ from engine.transport import Connection, ConnectionLost, listen
 EOS = 2
 BASE = BaseInfo(
     fingerprint="fake-base", architecture="LlamaForCausalLM", vocab_size=49152,
-    quantization="gptq", dtype="bfloat16",
+    quantization="gptq", dtype="bfloat16", hidden_size=8,
 )  # fmt: skip
+
+
+GOOD = (Finish.STOP, Finish.LENGTH)
+HIDDEN = 8  # numbers of a vector
+
+
+def vector(submit: Submit) -> bytes:
+    """What stands for a prompt pooled: of the tokens, the adapter and the pooling alone."""
+    if submit.pooling is None:
+        return b""
+    facts = f"{submit.tokens} {submit.adapter} {submit.pooling}".encode()
+    return struct.pack(f"<{HIDDEN}f", *(byte - 128 for byte in sha256(facts).digest()[:HIDDEN]))
 
 
 def echo(submit: Submit) -> Sequence[int]:
@@ -363,6 +377,7 @@ class FakeEngine:
                         submit.request, [], finish, index=index, usage=usage,
                         stop_token=stop_token, error=error,
                         prompt_logprobs=running.prompt_logprobs(index),
+                        embedding=vector(submit) if finish in GOOD else b"",
                     )
                 ]
             )

@@ -16,16 +16,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from adapters.errors import AdapterInvalid, AdapterMissing
 from engine.built import Built
 from engine.errors import AdapterUnusable
-from engine.protocol import BaseInfo, TokenLogprobs
+from engine.protocol import BaseInfo, Pooling, TokenLogprobs
 from engine.step import DRAWN, NO_ADAPTER, Chunk, Drawn, Masks, StepPlan, StepResult
 from tests.fakes.grammars import FakeGrammars, may
 
 VOCAB = 97
 EOS = 2
-BASE = BaseInfo("fake-base", "LlamaForCausalLM", VOCAB, "none", "float32")
+BASE = BaseInfo("fake-base", "LlamaForCausalLM", VOCAB, "none", "float32", hidden_size=2)
 
 
 class Corrupted(AssertionError):
@@ -248,14 +251,15 @@ class FakeRunner:
         if self.poisoned & set(history):
             return Drawn(failed="non-finite logits")
         prompt = [logprob(t) for t in chunk.tokens[1:]] if chunk.prompt_logprobs is not None else ()
+        pooled = _pooled(chunk)
         if chunk.draw is None:
-            return Drawn(prompt_logprobs=prompt)
+            return Drawn(prompt_logprobs=prompt, pooled=pooled)
         draw = chunk.draw
         if history != [*draw.prompt, *draw.output] or draw.position != len(draw.output):
             raise Corrupted("what was computed is not what is known")
         token = next_token(history, adapter, draw.seed, _barred(chunk, masks))
         wanted = None if draw.logprobs is None else logprob(token)
-        return Drawn(token, wanted, prompt)
+        return Drawn(token, wanted, prompt, pooled)
 
     def _read(self, chunk: Chunk, position: int, adapter: str) -> int:
         cells = self.memory.cells.get(chunk.pages[position // self.page_tokens])
@@ -263,6 +267,14 @@ class FakeRunner:
         if cell is None or (cell.position, cell.adapter) != (position, adapter):
             raise Corrupted(f"position {position} of sequence {chunk.sequence} holds {cell}")
         return cell.token
+
+
+def _pooled(chunk: Chunk) -> npt.NDArray[np.float64] | None:
+    """Of each token itself and a one."""
+    if chunk.pooling is None:
+        return None
+    tokens = chunk.tokens if chunk.pooling is Pooling.MEAN else chunk.tokens[-1:]
+    return np.array([sum(tokens), len(tokens)], dtype=np.float64)
 
 
 def _barred(chunk: Chunk, masks: Masks | None) -> Sequence[int]:

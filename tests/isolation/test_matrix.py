@@ -20,6 +20,7 @@ SAY = [{"role": "user", "content": "Hello"}]
 INFERENCE: dict[str, dict[str, Any]] = {  # route -> a body that works
     "/v1/chat/completions": {"model": BASE, "messages": SAY, "max_tokens": 1},
     "/v1/completions": {"model": BASE, "prompt": "Hello", "max_tokens": 1},
+    "/v1/embeddings": {"model": BASE, "input": "Hello"},
     "/tokenize": {"model": BASE, "prompt": "Hello"},
     "/detokenize": {"model": BASE, "tokens": [5, 6]},
     "/tokenizer_info": {},
