@@ -77,6 +77,12 @@ class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class UnknownParameter(InvalidRequest):
+    """For a project that will have nothing ignored."""
+
+    code = "unknown_parameter"
+
+
 class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 

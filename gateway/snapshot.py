@@ -294,6 +294,7 @@ def _key_entry(row: ApiKey, people: Mapping[str, Person]) -> KeyEntry:
         endpoints=_scope(row.endpoints),
         models=_scope(row.models),
         networks=_scope(row.networks),
+        strict=bool(project and project.strict),
         admin=admin,
         role=(row.role or (person.role if person else Role.OWNER)) if admin else None,
         project_roles=person.projects if person and admin else (),

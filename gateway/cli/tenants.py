@@ -9,6 +9,8 @@ from gateway.identity.models import Project
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService
 
+LENIENT, STRICT = POLICIES = ("lenient", "strict")
+
 
 def add(group: Commands) -> None:
     made = add_command(group, "create", create, help="make a tenant", make=True)
@@ -19,6 +21,11 @@ def add(group: Commands) -> None:
         metavar="ORG",
         help="who pays; made if new (default: %(default)s)",
     )
+    read = add_command(
+        group, "fields", fields, help="whether requests with unknown fields are refused"
+    )
+    read.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
+    read.add_argument("policy", choices=POLICIES, help="lenient: they are ignored and named")
     add_command(group, "list", list_all, help="list the tenants")
     gone = add_command(group, "revoke", revoke, help="archive a tenant: all its keys stop")
     gone.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
@@ -35,6 +42,12 @@ async def list_all(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
         return [_row(project) for project in await IdentityRepository(session).projects()]
 
 
+async def fields(desk: Desk, arguments: argparse.Namespace) -> Row:
+    async with desk.database.publish() as session:
+        service = IdentityService(session, desk.now)
+        return _row(await service.set_strict(arguments.name, arguments.policy == STRICT))
+
+
 async def revoke(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).archive(arguments.name)
@@ -46,5 +59,6 @@ def _row(project: Project) -> Row:
         "id": project.id,
         "organisation": project.organisation.name,
         "name": project.name,
+        "fields": STRICT if project.strict else LENIENT,
         "created": project.created_at,
     }

@@ -7,7 +7,7 @@ deleted; a project is archived and a key revoked, so that usage always finds its
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import JSON, CheckConstraint, ForeignKey, Index, String, text
+from sqlalchemy import JSON, CheckConstraint, ForeignKey, Index, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from gateway.db import Base, Utc
@@ -61,6 +61,8 @@ class Project(Base):
     name: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime] = mapped_column(Utc)
     archived_at: Mapped[datetime | None] = mapped_column(Utc)
+    # Fields of requests that nobody knows are refused, not ignored.
+    strict: Mapped[bool] = mapped_column(default=False, server_default=false())
 
     organisation: Mapped[Organisation] = relationship(lazy="raise")
 

@@ -126,6 +126,12 @@ class IdentityService:
             key.revoked_at = key.revoked_at or self._now
         return project
 
+    async def set_strict(self, reference: str, strict: bool) -> Project:
+        """Whether fields of its requests that nobody knows are refused."""
+        project = await self.project(reference)
+        project.strict = strict
+        return project
+
     def issue(
         self,
         project: Project,

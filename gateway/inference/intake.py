@@ -17,6 +17,7 @@ from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
 from gateway.inference.structure import Structure
+from gateway.inference.support import require_known
 from gateway.inference.tier import Tier
 from gateway.inference.wire import read_chat, read_completion
 
@@ -145,6 +146,8 @@ class Intake:
         param: str,
     ) -> Order:
         self._require_known(options)
+        if principal.strict:
+            require_known(options.ignored)
         if grammar is not None and grammar.ignored:
             options = replace(options, ignored=(*options.ignored, *grammar.ignored))
         longest = max(map(len, prompts))

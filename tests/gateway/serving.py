@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -44,6 +44,7 @@ from tests.fakes.engine import FakeEngine, Knobs
 
 BASE = "tiny"
 KEY, OTHER_KEY, LIMITED_KEY, ADMIN_KEY = "sk-acme", "sk-globex", "sk-limited", "sk-admin"
+STRICT_KEY = "sk-strict"
 CHATML = (
     "{% for message in messages %}{% if loop.first and message.role != 'system' %}"
     "<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
@@ -92,6 +93,7 @@ class FakeSnapshot:
         KEY: principal("acme"),
         OTHER_KEY: principal("globex"),
         LIMITED_KEY: principal("limited", requests_per_minute=3, tokens_per_minute=300),
+        STRICT_KEY: replace(principal("acme"), strict=True),
         ADMIN_KEY: Principal(organisation="org_1", project="", project_name="", key="key_admin",
                              tenant="", admin=True),
     })  # fmt: skip

@@ -180,6 +180,14 @@ def test_what_cannot_be_done_is_said_in_one_line(shell, words, said):
     assert said in shell.fails(*words)
 
 
+def test_a_tenant_may_have_unknown_fields_refused(shell):
+    assert shell.ok("tenant", "create", "acme")["fields"] == "lenient"
+    shell.ok("tenant", "fields", "acme", "strict")
+    assert shell.ok("tenant", "list")[0]["fields"] == "strict"
+    shell.ok("tenant", "fields", "acme", "lenient")
+    assert shell.ok("tenant", "list")[0]["fields"] == "lenient"
+
+
 def test_a_tenant_name_used_twice_needs_its_organisation(shell):
     shell.ok("tenant", "create", "acme", "--organisation", "one")
     shell.ok("tenant", "create", "acme", "--organisation", "two")

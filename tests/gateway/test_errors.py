@@ -17,6 +17,7 @@ from tests.gateway.serving import (
     KEY,
     LIMITED_KEY,
     OTHER_KEY,
+    STRICT_KEY,
     ask,
     post,
     raw,
@@ -304,3 +305,15 @@ def logging_to(stream):
     finally:
         root.handlers, root.level = handlers, level
         structlog.reset_defaults()
+
+
+async def test_a_strict_project_has_unknown_fields_refused_and_documented_ones_ignored(tmp_path):
+    async with serving(tmp_path) as server:
+        lenient = await ask(server.port, post({**ASKED, "zebra": 1, "store": True}))
+        assert (lenient.status, lenient.headers["x-ignored-params"]) == (200, "store, zebra")
+        strict = await ask(server.port, post({**ASKED, "zebra": 1, "store": True}, key=STRICT_KEY))
+        assert (strict.status, strict.error["code"]) == (400, "unknown_parameter")
+        assert strict.error["param"] == "zebra"
+        known = {**ASKED, "store": True, "stream": True,
+                 "stream_options": {"include_obfuscation": False}}  # fmt: skip
+        assert (await ask(server.port, post(known, key=STRICT_KEY))).status == 200
