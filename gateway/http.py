@@ -27,6 +27,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Fact = str | int | float | None
 BODY_SECONDS = 60.0  # the longest wait for one more piece of a body
+WHOLE_BODY_SECONDS = 300.0  # and for all of it: a client that trickles holds memory
 
 JSON = b"application/json"
 
@@ -73,8 +74,9 @@ class Request:
             raise _too_large(limit)
         pieces: list[bytes] = []
         size, more = 0, True
+        until = time.monotonic() + WHOLE_BODY_SECONDS
         while more:
-            message = await self._next_piece()
+            message = await self._next_piece(until)
             piece = message.get("body", b"")
             size += len(piece)
             if size > limit:
@@ -83,13 +85,17 @@ class Request:
             more = message.get("more_body", False)
         return b"".join(pieces)
 
-    async def _next_piece(self) -> Message:
+    async def _next_piece(self, until: float) -> Message:
+        """``until``, by the monotonic clock, at the latest."""
+        seconds = min(BODY_SECONDS, until - time.monotonic())
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(seconds):
                 message = await self._receive()
         except TimeoutError:
             raise InvalidRequest(
-                f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", code="timeout"
+                f"The body did not arrive: {BODY_SECONDS:g} seconds may pass without a part of it,"
+                f" and {WHOLE_BODY_SECONDS:g} until all of it is there.",
+                code="timeout",
             ) from None
         if message["type"] == "http.disconnect":
             raise ClientGone

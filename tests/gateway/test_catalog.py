@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from engine.protocol import AdapterRef
-from gateway.catalog.catalogue import AdapterEntry, Catalogue
+from gateway.catalog.catalogue import AdapterEntry, AliasEntry, Catalogue
 from gateway.catalog.intake import Intake
 from gateway.catalog.repository import AdapterRepository
 from gateway.catalog.service import CatalogService
@@ -75,6 +75,26 @@ def test_models_lists_the_base_and_the_projects_own(catalogue):
     assert names("prj_a") == ["smol", "json", "support"]
     assert names("prj_b") == ["smol", "support"]
     assert names("prj_new") == ["smol"]
+
+
+def test_an_alias_is_listed_under_its_own_name_for_its_project_alone():
+    aliases = [
+        AliasEntry(project="prj_a", name="prod", adapter_id="adp_prj_a_support_9"),
+        AliasEntry(project="prj_a", name="json", adapter_id="adp_prj_a_support_9"),
+        AliasEntry(project="prj_b", name="gone", adapter_id="adp_prj_b_never_1"),
+    ]
+    catalogue = Catalogue("smol", 50, [entry("support", 9), entry("json")], aliases)
+    listed = {target.public_name: target.adapter_id for target in catalogue.models("prj_a")}
+    assert listed == {
+        "smol": None,
+        "prod": "adp_prj_a_support_9",
+        "json": "adp_prj_a_support_9",  # an alias comes before a name
+        "support": "adp_prj_a_support_9",
+    }
+    assert catalogue.resolve("prj_a", "prod").public_name == "prod"
+    assert [target.public_name for target in catalogue.models("prj_b")] == ["smol"]
+    with pytest.raises(ModelNotFound):
+        catalogue.resolve("prj_b", "prod")
 
 
 async def test_publishing_counts_versions_up_and_never_reuses_one(database):

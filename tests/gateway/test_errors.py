@@ -317,3 +317,21 @@ async def test_a_strict_project_has_unknown_fields_refused_and_documented_ones_i
         known = {**ASKED, "store": True, "stream": True,
                  "stream_options": {"include_obfuscation": False}}  # fmt: skip
         assert (await ask(server.port, post(known, key=STRICT_KEY))).status == 200
+
+
+@pytest.mark.parametrize("limit", ["BODY_SECONDS", "WHOLE_BODY_SECONDS"])
+async def test_a_body_that_trickles_is_not_waited_for(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(f"gateway.http.{limit}", 0.2)
+    async with serving(tmp_path) as server:
+        request = post(ASKED)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request[:-20])
+        if limit == "WHOLE_BODY_SECONDS":  # each piece comes in time
+            for position in range(len(request) - 20, len(request) - 17):
+                await asyncio.sleep(0.05)
+                writer.write(request[position : position + 1])
+        async with asyncio.timeout(5):
+            answer = await reader.readuntil(b"}}")
+        assert b" 400 " in answer.splitlines()[0]
+        assert b'"code":"timeout"' in answer
+        writer.close()
