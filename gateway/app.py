@@ -26,11 +26,13 @@ from gateway.adapter_api.sweep import Sweep
 from gateway.adapter_api.vllm import vllm_router
 from gateway.admin.desk import AdminDesk
 from gateway.admin.routes import admin_router
+from gateway.alerts.message import load_secret
+from gateway.alerts.outbox import Outbox
 from gateway.background import Background
 from gateway.batches.composition import Batches
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
-from gateway.config import ConfigError, Settings
+from gateway.config import ConfigError, DataDir, Settings
 from gateway.cors import with_cors
 from gateway.db import Database
 from gateway.expiry import CreditExpiry
@@ -204,6 +206,10 @@ class Application:
             self._routes = with_cors(routes, settings.allowed_origins)
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
             tasks["credits"] = CreditExpiry(database, limiter, snapshot.rules).run()
+            if (hook := settings.alert_webhook_url) is not None:
+                file = DataDir(settings.data_dir).webhook_secret
+                secret = load_secret(settings.alert_webhook_secret, file)
+                tasks["alerts"] = Outbox(database, hook, secret).run()
             tasks["answers"] = answers.run()
             tasks["pins"] = residents.keep()
             tasks |= batches.tasks()

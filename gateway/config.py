@@ -78,6 +78,10 @@ class DataDir:
         return self.root / "files"
 
     @property
+    def webhook_secret(self) -> Path:
+        return self.root / "webhook-secret"
+
+    @property
     def usage_log(self) -> Path:
         return self.root / "usage"
 
@@ -113,6 +117,8 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
+    alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
@@ -154,6 +160,8 @@ class Settings:
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")
         if self.key_environment == "admin":
             raise ConfigError("key_environment='admin' is reserved for admin keys")
+        if (hook := self.alert_webhook_url) is not None:
+            require_web_address("alert_webhook_url", hook)
         if not 0 <= self.forwarded_hops <= 16:
             raise ConfigError(f"forwarded_hops={self.forwarded_hops} must be between 0 and 16")
         for origin in self.allowed_origins:
@@ -227,6 +235,13 @@ def _require_origin(text: str) -> None:
 
 def _origin(parts: SplitResult) -> str:
     return f"{parts.scheme}://{parts.netloc}".lower() if parts.netloc else ""
+
+
+def require_web_address(name: str, text: str) -> None:
+    """Raises ConfigError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not text.isascii():
+        raise ConfigError(f"{name}={text[:80]!r} is not an address that begins with https://")
 
 
 def is_loopback(host: str) -> bool:

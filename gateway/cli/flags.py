@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.config import TOOL_CALL_PARSERS
+from gateway.config import TOOL_CALL_PARSERS, ConfigError, require_web_address
 
 DEFAULT_DATA_DIR = Path(".data")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -74,6 +74,7 @@ class ServeOptions:
     adapter_store: str | None
     ready_file: Path | None
     allowed_origins: tuple[str, ...]
+    alert_webhook: str | None
     forwarded_hops: int
     priority_tier: bool
     tool_call_parser: str
@@ -147,6 +148,11 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="ORIGIN",
         help="origins of web pages that may call the API, or * for all (default: none)",
+    )
+    group.add_argument(
+        "--alert-webhook",
+        metavar="URL",
+        help="where spend alerts are sent, signed with DATA_DIR/webhook-secret (default: nowhere)",
     )
     group.add_argument(
         "--forwarded-hops",
@@ -285,6 +291,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         adapter_store=arguments.adapter_store,
         ready_file=arguments.ready_file,
         allowed_origins=_origins(arguments.allowed_origins),
+        alert_webhook=_web_address(arguments.alert_webhook),
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
         tool_call_parser=arguments.tool_call_parser,
@@ -316,6 +323,15 @@ def _lora_module(text: str) -> LoraModule:
     if not name or not path:
         raise FlagsInvalid(f"--lora-modules {text!r} is not NAME=DIR")
     return LoraModule(name, Path(path).expanduser().resolve())
+
+
+def _web_address(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            require_web_address("--alert-webhook", text)
+        except ConfigError as error:
+            raise FlagsInvalid(str(error)) from error
+    return text
 
 
 def _origins(texts: Sequence[str]) -> tuple[str, ...]:

@@ -138,11 +138,12 @@ class AlertDelivery(Base):
     """One alert of one month on its way; the body is fixed before it is sent first."""
 
     __tablename__ = "alert_delivery"
-    __table_args__ = (UniqueConstraint("alert_id", "period"),)
+    __table_args__ = (UniqueConstraint("alert_id", "period", "threshold_nano"),)
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     alert_id: Mapped[str] = mapped_column(ForeignKey("spend_alert.id", ondelete="CASCADE"))
     period: Mapped[str] = mapped_column(String(16))  # 2026-12
+    threshold_nano: Mapped[int] = mapped_column(BigInteger)  # as it was then
     body: Mapped[str] = mapped_column(String(4096))  # JSON
     attempts: Mapped[int]
     next_at: Mapped[datetime] = mapped_column(Utc)

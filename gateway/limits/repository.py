@@ -101,14 +101,33 @@ class LimitRepository:
         statement = select(AlertDelivery).where(AlertDelivery.period == period)
         return (await self._session.scalars(statement)).all()
 
-    async def due(self, now: datetime, most: int) -> Sequence[AlertDelivery]:
+    async def due(self, now: datetime, most: int, *, attempts: int) -> Sequence[AlertDelivery]:
+        """Those that were tried less often than that."""
         statement = (
             select(AlertDelivery)
             .where(AlertDelivery.delivered_at.is_(None), AlertDelivery.next_at <= now)
+            .where(AlertDelivery.attempts < attempts)
             .order_by(AlertDelivery.next_at)
             .limit(most)
         )
         return (await self._session.scalars(statement)).all()
+
+    async def attempt(self, delivery_id: str, attempts: int, again_at: datetime) -> bool:
+        """One more. False: somebody else was quicker."""
+        statement = update(AlertDelivery).where(
+            AlertDelivery.id == delivery_id,
+            AlertDelivery.attempts == attempts,
+            AlertDelivery.delivered_at.is_(None),
+        )
+        done: Any = await self._session.execute(
+            statement.values(attempts=attempts + 1, next_at=again_at),
+            execution_options={"synchronize_session": False},
+        )
+        return bool(done.rowcount)
+
+    async def delivered(self, delivery_id: str, at: datetime) -> None:
+        statement = update(AlertDelivery).where(AlertDelivery.id == delivery_id)
+        await self._session.execute(statement.values(delivered_at=at))
 
     async def forget_deliveries(self, alert_id: str) -> None:
         await self._session.execute(delete(AlertDelivery).where(AlertDelivery.alert_id == alert_id))
