@@ -50,15 +50,17 @@ class LlGrammars:
         self, tokenizer: Path, *, vocab_size: int, eos: Sequence[int], threads: int
     ) -> None:
         """``tokenizer``: a tokenizer.json; it is read in the background."""
-        self._words = -(-vocab_size // 32)
         self._executor = LLExecutor(threads)
         self._masking = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._compiling = ThreadPoolExecutor(2, thread_name_prefix="grammars")
         self._kept: OrderedDict[str, Future[Matcher]] = OrderedDict()
 
         def read() -> LLTokenizer:
-            text = tokenizer.read_text("utf-8")
-            return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos) or None)
+            text, ends = tokenizer.read_text("utf-8"), list(eos) or None
+            found = LLTokenizer(text, eos_token=ends)
+            if found.vocab_size < vocab_size:  # a head computes more than there are tokens
+                found = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+            return found
 
         self._tokenizer = self._compiling.submit(read)
 
@@ -86,7 +88,8 @@ class LlGrammars:
         return GrammarMatcher(matcher)
 
     def _masks(self, turns: Sequence[Turn]) -> Masks:
-        bits = np.zeros((len(turns), self._words), dtype=np.int32)
+        words = -(-self._tokenizer.result().vocab_size // 32)
+        bits = np.zeros((len(turns), words), dtype=np.int32)
         matchers = [(_inner(turn.matcher), row) for row, turn in enumerate(turns)]
         self._executor.unsafe_compute_mask_ptr(
             matchers, bits.ctypes.data, bits.strides[0], len(turns)

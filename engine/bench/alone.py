@@ -132,11 +132,18 @@ class LoneEngine:
             self._host.request(ref.digest)
 
     def submit(
-        self, name: str, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None
+        self,
+        name: str,
+        tokens: list[int],
+        max_tokens: int,
+        adapter: AdapterRef | None = None,
+        *,
+        grammar: str | None = None,
     ) -> None:
         submit = Submit(
-            name, "bench", tokens, max_tokens, sampling=GREEDY, adapter=adapter, ignore_eos=True
-        )
+            name, "bench", tokens, max_tokens, sampling=GREEDY, adapter=adapter, ignore_eos=True,
+            grammar=grammar,
+        )  # fmt: skip
         if not self.core.inbox.put(Heard(0, submit)):
             raise BenchmarkRefused("the engine's inbox is full")
 

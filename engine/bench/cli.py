@@ -1,13 +1,14 @@
 """``loratorio bench``: measure an engine alone, its operations, or a server over HTTP.
 
     decode, prefill, mixed     an engine alone, without sockets
+    held                       decode steps whose answers a grammar holds, beside free ones
     linear, lora, attention    one layer's operations
-    all                        the six above, one after the other
+    all                        decode to attention but held, one after the other
     serve                      a running server over HTTP, from this machine
     waste                      the empty end of a sequence's last page, by page size
 
-Each of the first six shows ours, the best stored peer on the same device, the floor from bytes
-and operations, and writes bench/results/<device>/*.json. Nothing is reported before the results
+All but the last two show ours, the best stored peer on the same device, the floor from bytes and
+operations, and write bench/results/<device>/*.json. Nothing is reported before the results
 were compared with the definition: logits in float32, or each operation's reference.
 """
 
@@ -20,8 +21,9 @@ from pathlib import Path
 from engine.bench.shapes import FORMATS, SHAPES
 from engine.flags import Parser, count
 
-ENGINE = ("decode", "prefill", "mixed")
+ENGINE = ("decode", "prefill", "mixed", "held")
 OPERATIONS = ("linear", "lora", "attention")
+ALL = (*ENGINE[:3], *OPERATIONS)
 ALONE = (*ENGINE, *OPERATIONS, "all")
 OTHERS = ("serve", "waste")
 
@@ -41,7 +43,7 @@ class Options:
 
     @property
     def benches(self) -> tuple[str, ...]:
-        return (*ENGINE, *OPERATIONS) if self.bench == "all" else (self.bench,)
+        return ALL if self.bench == "all" else (self.bench,)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -25,7 +25,7 @@ def decode_rows(
     """Median, mean by the peers' protocol, and P99 of a decode step, for each (rows, adapters)."""
     found = []
     for batch, adapters in mixes:
-        steps = _steady_steps(engine, batch, adapters, setting.rank)
+        steps = steady_steps(engine, batch, adapters, setting.rank)
         work = Work(rows=batch, context=590, adapters=adapters, rank=setting.rank)
         floor = _decode_floor(setting, work)
         measured = {
@@ -72,14 +72,19 @@ def _prefill_floor(setting: Setting, adapters: int) -> float | None:
     return 32 * 1024 / prefill_floor(shape, prompts=32, length=1024, rank=rank, device=device)
 
 
-def _steady_steps(engine: LoneEngine, batch: int, adapters: int, rank: int) -> list[float]:
-    """Seconds of the passes in which every row decodes, from its 16th token to its 144th."""
+def steady_steps(
+    engine: LoneEngine, batch: int, adapters: int, rank: int, *, grammar: str | None = None
+) -> list[float]:
+    """Seconds of the passes in which every row decodes, from its 16th token to its 144th.
+
+    ``grammar``: what holds every row's answer.
+    """
     warm(engine, adapters, rank)
     requests = Requests()
     for i in range(batch):
         prompt = engine.random_prompt(PROMPT, seed=i)
         adapter = adapter_ref(i % adapters, rank) if adapters else None
-        engine.submit(f"r{i}", prompt, LONG, adapter)
+        engine.submit(f"r{i}", prompt, LONG, adapter, grammar=grammar)
     steps = []
     for seconds in engine.passes(requests):
         lengths = [len(tokens) for tokens in requests.outputs.values()]

@@ -17,6 +17,8 @@ from engine.bench.checkpoints import CheckpointWriter
 from engine.bench.cli import ENGINE, Options
 from engine.bench.correct import check
 from engine.bench.decode import MIXES, decode_rows, prefill_rows
+from engine.bench.held import MIXES as HELD
+from engine.bench.held import held_rows
 from engine.bench.linear import linear_rows
 from engine.bench.lora import MIXES as BATCHES
 from engine.bench.lora import lora_rows
@@ -25,6 +27,7 @@ from engine.bench.mixed import mixed_rows
 from engine.bench.rows import Report, Row
 from engine.bench.setting import Setting, known_device
 from engine.bench.shapes import SHAPES
+from engine.bench.vocabulary import write_tokenizer
 from engine.config import EngineConfig
 
 
@@ -69,6 +72,8 @@ def _engine(options: Options) -> LoneEngine:
     if not (model / "config.json").exists():
         print(f"writing {model}", file=sys.stderr)
         CheckpointWriter(shape, options.format).write(model)
+    if not (model / "tokenizer.json").exists():
+        write_tokenizer(model / "tokenizer.json", shape.vocab_size)
     config = EngineConfig(
         model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=256,
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
@@ -85,6 +90,8 @@ def _whole(options: Options, setting: Setting, bench: str, engine: LoneEngine) -
         return decode_rows(engine, setting, options.mixes or MIXES)
     if bench == "prefill":
         return prefill_rows(engine, setting)
+    if bench == "held":
+        return held_rows(engine, setting, options.mixes or HELD)
     return mixed_rows(engine, setting, options.mixes or REQUESTS)
 
 

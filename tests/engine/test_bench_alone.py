@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.bench import attention, linear, lora, mixed
+from engine.bench import attention, decode, linear, lora, mixed
 from engine.bench.alone import BenchmarkRefused, LoneEngine
 from engine.bench.attention import attention_rows
 from engine.bench.checkpoints import CheckpointWriter
 from engine.bench.floor import H200
+from engine.bench.held import held_rows
 from engine.bench.linear import linear_rows, linears
 from engine.bench.lora import lora_rows
 from engine.bench.mixed import mixed_rows
@@ -17,6 +18,7 @@ from engine.bench.rows import best_peers
 from engine.bench.setting import Figure, Setting, known_device, row
 from engine.bench.shapes import LLAMA_8B, TINY
 from engine.bench.timing import require_close
+from engine.bench.vocabulary import write_tokenizer
 from engine.config import EngineConfig
 
 SETTING = Setting(TINY, "awq", rank=8)
@@ -90,6 +92,20 @@ def test_requests_at_once_all_get_their_tokens(tmp_path, monkeypatch):
     rows = mixed_rows(engine, SETTING, ((6, 2),), prompt=9)
     assert rows[0].value > 0
     assert (rows[0].batch, rows[0].adapters, rows[0].unit) == (6, 2, "tok/s")
+
+
+def test_held_steps_stand_beside_free_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "PROMPT", 5)
+    monkeypatch.setattr(decode, "LONG", 12)
+    monkeypatch.setattr(decode, "SHORT", 2)
+    CheckpointWriter(TINY, "awq", group=64).write(tmp_path)
+    write_tokenizer(tmp_path / "tokenizer.json", TINY.vocab_size)
+    engine = LoneEngine(EngineConfig(model=str(tmp_path), max_model_len=64, max_num_seqs=4))
+    rows = held_rows(engine, SETTING, ((3, 0), (2, 1)))
+    assert [(r.metric, r.batch) for r in rows] == [
+        ("free step", 3), ("held step", 3), ("free step", 2), ("held step", 2),
+    ]  # fmt: skip
+    assert all(r.value > 0 for r in rows)
 
 
 def test_only_a_device_with_known_ceilings_has_a_floor():

@@ -78,6 +78,12 @@ def test_masks_hold_no_token_that_the_tokenizer_lacks(grammars, start, tokenizer
     assert tokenizer.token_to_id("<|im_start|>") not in may
 
 
+def test_a_head_may_have_fewer_tokens_than_the_tokenizer(path, tokenizer):
+    few = LlGrammars(path, vocab_size=200, eos=[tokenizer.token_to_id(EOS)], threads=1)
+    matcher = few.compile(LLMatcher.grammar_from_regex("a")).result(WAIT_S).fork()
+    assert allowed(few, matcher)[0] == {tokenizer.token_to_id("a")}
+
+
 def test_every_end_of_sequence_token_may_end_it(grammars, start, tokenizer):
     ends = {tokenizer.token_to_id(EOS), tokenizer.token_to_id("<|endoftext|>")}
     matcher = start(LLMatcher.grammar_from_regex("ab?"))
