@@ -11,7 +11,8 @@ from gateway.http import Asgi
 
 # What a page may read of an answer besides its body.
 EXPOSED = (
-    "idempotent-replayed", "openai-processing-ms", "retry-after", "retry-after-ms",
+    "idempotent-replayed", "openai-organization", "openai-processing-ms", "openai-version",
+    "retry-after", "retry-after-ms",
     "x-ignored-params", "x-request-id", "x-should-retry",
     *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset")
       for what in ("requests", "tokens")),

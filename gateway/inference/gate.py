@@ -9,7 +9,7 @@ import ipaddress
 from typing import Protocol
 
 from gateway.errors import InvalidRequest, PermissionDenied, Unauthenticated
-from gateway.http import Request
+from gateway.http import Reply, Request
 from gateway.identity.principal import Principal
 
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
@@ -19,6 +19,9 @@ class Keys(Protocol):
     def authenticate(self, key: str) -> Principal:
         """Raises Unauthenticated."""
         ...
+
+
+VERSION = "2020-10-01"  # of OpenAI's API, the only one there has been
 
 
 class Gate:
@@ -34,6 +37,14 @@ class Gate:
         principal = self.identify(request)
         if principal.admin:
             raise PermissionDenied("Admin keys cannot call inference routes.")
+        return principal
+
+    def enter(self, request: Request, reply: Reply) -> Principal:
+        """As ``admit``; the answer, whatever it will be, says for whom it is."""
+        principal = self.admit(request)
+        reply.facts |= {"project": principal.project, "key": principal.key}
+        reply.headers["openai-organization"] = principal.organisation
+        reply.headers["openai-version"] = VERSION
         return principal
 
     def identify(self, request: Request) -> Principal:

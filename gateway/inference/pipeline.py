@@ -47,7 +47,7 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
-        principal = self._admit(request, reply)
+        principal = self._do.gate.enter(request, reply)
         if not request.headers(HEADER):
             await self.answer(principal, request, reply, endpoint)
             return
@@ -99,15 +99,10 @@ class Pipeline:
 
     async def tell(self, request: Request, reply: Reply, told: Told) -> None:
         """Answer what needs no engine. It counts as a request, whatever is in it."""
-        principal = self._admit(request, reply)
+        principal = self._do.gate.enter(request, reply)
         await self._count(principal, reply)
         body = parse_object(await request.json_body(self._do.max_body_bytes))
         await reply.json(orjson.dumps(await told(body, principal)))
-
-    def _admit(self, request: Request, reply: Reply) -> Principal:
-        principal = self._do.gate.admit(request)
-        reply.facts |= {"project": principal.project, "key": principal.key}
-        return principal
 
     def _using(self, order: Order) -> AbstractContextManager[None]:
         residents = self._do.residents

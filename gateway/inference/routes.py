@@ -149,8 +149,7 @@ class Routes:
         await reply.json(orjson.dumps(self._tokenization.info()))
 
     async def _caller(self, request: Request, reply: Reply) -> Principal:
-        principal = self._do.gate.admit(request)
-        reply.facts |= {"project": principal.project, "key": principal.key}
+        principal = self._do.gate.enter(request, reply)
         headroom = await self._do.limiter.headroom(principal)
         reply.headers.update(headroom.headers())
         return principal

@@ -70,6 +70,31 @@ async def test_choices_share_one_prompt_in_the_usage(tmp_path):
         assert got.json["usage"]["prompt_tokens"] == len(server.last.tokens)
 
 
+async def test_choices_of_several_lengths_are_billed_each_by_its_own(tmp_path):
+    async with serving(tmp_path) as server:
+        texts = ["a", "The quick stop fox", "dog"]
+        tokens = [server.tokenizer.encode(text, add_special=False) for text in texts]
+        server.engine.knobs.choices = tokens
+        for stream in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+            got = await ask(server.port, post({**ASKED, "n": 3, "stop": " stop", **stream}))
+            assert got.status == 200
+        cut = len(server.tokenizer.encode("The quick stop", add_special=False))
+        each = (len(tokens[0]) + 1, cut, len(tokens[2]) + 1)  # one ends at a stop string
+        assert [ended.completion_tokens for ended in server.recorder.ended] == [sum(each)] * 2
+        prompt = len(server.last.tokens)
+        assert [ended.prompt_tokens for ended in server.recorder.ended] == [prompt] * 2
+
+
+async def test_every_answer_to_a_key_says_for_whom_it_is(tmp_path):
+    async with serving(tmp_path) as server:
+        for request in (post(ASKED), post({**ASKED, "n": 0}), post({**ASKED, "stream": True})):
+            headers = (await ask(server.port, request)).headers
+            assert headers["openai-organization"] == "org_1"
+            assert headers["openai-version"] == "2020-10-01"
+            assert headers["openai-processing-ms"].isdigit()
+            assert headers["x-request-id"].startswith("req_")
+
+
 async def test_a_stop_string_cuts_text_and_bill_and_cancels_the_engine(tmp_path):
     async with serving(tmp_path) as server:
         server.say("The quick brown fox jumps")
