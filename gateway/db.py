@@ -38,7 +38,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from gateway.errors import Conflict
+from gateway.errors import Conflict, InvalidRequest
 
 BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
 CONNECT_TIMEOUT_S = 10.0
@@ -53,6 +53,7 @@ POSTGRES_SETTINGS = {
     "timezone": "UTC",
 }
 # Classes of SQLSTATE, or whole ones, that say nothing about what we asked: it may be asked again.
+UNSTORABLE = "22021"  # Postgres: a NUL in a text
 PASSING = ("08", "40", "53", "57", "58", "25006", "25P03", "55P03")
 
 
@@ -317,6 +318,8 @@ async def _named_failures() -> AsyncIterator[None]:
     except IntegrityError as error:
         raise Conflict("another change came first; look again, then repeat") from error
     except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == UNSTORABLE:
+            raise InvalidRequest("A name or text holds a character that none can have.") from error
         if not _passing(error):  # a fault of ours
             raise
         raise DatabaseUnavailable(f"database: {error.orig}") from error

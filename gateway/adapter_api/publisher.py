@@ -24,8 +24,9 @@ from gateway.catalog.models import Adapter, AdapterUpload, UploadState
 from gateway.catalog.repository import UploadRepository
 from gateway.catalog.service import CatalogService, Facts, Quota
 from gateway.db import Database, DatabaseUnavailable
-from gateway.errors import AdapterRefused, GatewayError, OtherBase, Unavailable
+from gateway.errors import AdapterRefused, Conflict, GatewayError, OtherBase, Unavailable
 
+ATTEMPTS = 5  # at the next version's number, which gateways may want at the same time
 log = logging.getLogger(__name__)
 
 
@@ -100,6 +101,15 @@ class Publisher:
         adapter, facts, report = await self.admit(
             folder, fingerprint=upload.base_fingerprint, force=upload.force
         )
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return Accepted(await self._named(upload, adapter, facts), report)
+            except Conflict:  # another gateway took the same number
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _named(self, upload: AdapterUpload, adapter: AdapterRef, facts: Facts) -> Adapter:
         async with self.database.publish() as session:
             service = CatalogService(session, upload.project_id, datetime.now(UTC))
             await service.require_room(self.quota, nbytes=facts.nbytes)
@@ -111,7 +121,7 @@ class Publisher:
             if mine is not None:
                 mine.state, mine.adapter_id, mine.detail = UploadState.READY, row.id, None
                 mine.changed_at = datetime.now(UTC)
-        return Accepted(row, report)
+        return row
 
     def _validated(self, folder: Path, fingerprint: str, force: bool) -> LoadReport:
         try:

@@ -248,9 +248,9 @@ class _Desk:
 
     async def abort(self, upload: str, who: Caller) -> None:
         row = await self._find(upload, who)
-        if row.state == UploadState.VALIDATING:
+        if not await self._drop(row, who):
+            await self._find(upload, who)  # somebody else gave it up meanwhile
             raise Conflict("the upload is being validated; wait until that has ended")
-        await self._drop(row, who)
 
     async def one(self, reference: str, who: Caller) -> Json:
         _, version = parse_reference(reference)
@@ -337,13 +337,13 @@ class _Desk:
         async with self._database.unit_of_work(within=who.tenancy) as session:
             return await UploadRepository(session, who.project).claim(upload)
 
-    async def _drop(self, row: AdapterUpload, who: Caller) -> None:
+    async def _drop(self, row: AdapterUpload, who: Caller) -> bool:
+        """Whether it was dropped: not while it is being validated."""
         async with self._database.unit_of_work(within=who.tenancy) as session:
-            rows = UploadRepository(session, who.project)
-            mine = await rows.one(row.id)
-            if mine is not None:
-                await rows.remove(mine)
-        await asyncio.to_thread(self._staging.discard, row.id)
+            dropped = await UploadRepository(session, who.project).give_up(row.id)
+        if dropped:
+            await asyncio.to_thread(self._staging.discard, row.id)
+        return dropped
 
     def _start(self, row: AdapterUpload, sums: dict[str, str]) -> asyncio.Task[Accepted]:
         """Goes on when the client leaves; its outcome is in the upload's row."""

@@ -67,6 +67,9 @@ class Staging:
             if not place.parent.is_dir():
                 raise ResourceNotFound("the upload was given up meanwhile")
             draft.replace(place)
+            if self.nbytes(upload) > self.max_bytes:  # parts that came at once
+                place.unlink(missing_ok=True)
+                raise BodyTooLarge(f"{file}: the upload may have {self.max_bytes} bytes in all.")
         except FileNotFoundError as error:
             raise ResourceNotFound("the upload was given up meanwhile") from error
         finally:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.catalog.models import (
@@ -98,6 +98,17 @@ class UploadRepository(TenantRepository[AdapterUpload]):
                 AdapterUpload.state == UploadState.UPLOADING,
             )
             .values(state=UploadState.VALIDATING)
+        )
+        return bool(result.rowcount)  # type: ignore[attr-defined]
+
+    async def give_up(self, upload_id: str) -> bool:
+        """Forget it; false while it is being validated, or when it is gone."""
+        result = await self._session.execute(
+            delete(AdapterUpload).where(
+                AdapterUpload.project_id == self.project,
+                AdapterUpload.id == upload_id,
+                AdapterUpload.state != UploadState.VALIDATING,
+            )
         )
         return bool(result.rowcount)  # type: ignore[attr-defined]
 

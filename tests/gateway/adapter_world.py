@@ -45,6 +45,7 @@ class World:
     sweep: Sweep
     keys: dict[str, str]
     application: Asgi
+    publisher: Publisher
 
     def auth(self, who: str = "acme") -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys[who]}"}
@@ -106,7 +107,7 @@ async def opened(
     transport = httpx2.ASGITransport(application)
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
         sweep = Sweep(database, staging, store, request_timeout_s=60)
-        yield World(http, database, live, root, residents, sweep, keys, application)
+        yield World(http, database, live, root, residents, sweep, keys, application, publisher)
 
 
 def adapter(path: Path, seed: int = 0, **changes: object) -> Path:
