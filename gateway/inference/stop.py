@@ -6,6 +6,7 @@ back: the next characters may complete it. Of several stop strings that end at t
 the longest wins, as it begins first.
 """
 
+import re
 from collections import deque
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 class StopStrings:
     """The automaton of one request. Immutable once built; shared by the request's choices."""
 
-    __slots__ = ("depth", "fail", "matched", "next")
+    __slots__ = ("depth", "fail", "first", "matched", "next")
 
     def __init__(self, stops: Sequence[str]) -> None:
         """``stops`` are non-empty. Size: one state per character of all of them."""
@@ -22,6 +23,8 @@ class StopStrings:
         self.matched = [0]  # length of the longest stop string ending here; 0: none
         for stop in stops:
             self._add(stop)
+        firsts = "".join(map(re.escape, self.next[0]))
+        self.first = re.compile(f"[{firsts}]").search  # where a stop string may begin
         self.fail = [0] * len(self.next)  # the next shorter suffix that is a prefix too
         self._link()
 
@@ -73,9 +76,14 @@ class StopSearch:
 
     def feed(self, text: str) -> str:
         """The text that is safe to show: all of it but a beginning of a stop string."""
-        state, stops = self._state, self._stops
+        state, stops, start = self._state, self._stops, 0
+        if state == 0:  # most text: nothing is held, and nothing begins
+            begins = stops.first(text)
+            if begins is None:
+                return text
+            start = begins.start()
         pending = self._held + text
-        for position, character in enumerate(text, start=len(self._held) + 1):
+        for position, character in enumerate(text[start:], start=len(self._held) + start + 1):
             state = stops.step(state, character)
             if length := stops.matched[state]:
                 self.found, self._held = True, ""

@@ -32,9 +32,10 @@ def run(stops, parts):
         (["ab", "abcd"], ["xabcd"], ["x"], True),
         (["bc", "abc"], ["xabc"], ["x"], True),
         (["é"], ["caf", "é!"], ["caf", ""], True),
+        (["]-^", "\\d", "^x"], ["a]", "-y5", "^x"], ["a", "]-y5", ""], True),
     ],
     ids=["own_fox", "near_miss", "over_three", "by_letter", "self_overlap", "shortest_first",
-         "longest_at_one_end", "accent"],
+         "longest_at_one_end", "accent", "as_patterns_write"],
 )  # fmt: skip
 def test_matches_and_holds_back(stops, parts, shown, found):
     assert run(stops, parts) == (shown, found)
