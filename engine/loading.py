@@ -7,8 +7,8 @@ CheckpointInvalid names the module, what was found and what was expected.
 
 On CUDA a 4-bit module stays packed. On CPU, at 8 bits, or fused with modules of another kind, it
 is dequantised once, in float32, to the compute dtype; in bfloat16 a CPU keeps the codes as well,
-for passes of few rows. The head of a bf16 model is float32 on CPU:
-bf16 logits are too coarse, exact ties occur.
+for passes of few rows. A CPU's head computes in float32, as bf16 logits are too coarse (exact ties
+occur), over a weight in float16 where that holds it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
 from engine.layers.embedding import Embedding, Head
+from engine.layers.half import Half
 from engine.layers.int4 import FewOrMany, Int4
 from engine.layers.linear import W4, Dense, Linear, Prepacked, fuse, pack
 from engine.layers.tiling import Tiled, Tiling, find_tiling
@@ -83,8 +84,8 @@ class Weights:
         size = (self.spec.hidden_size, self.spec.vocab_size)
         if self.spec.tied_head:
             return Head(self._tied_head(embedding))
-        weight = self._weight(HEAD, size)
-        return Head(self._build([weight], size, self._bias(HEAD, size[1], False), self._head_dtype))
+        weight, bias = self._weight(HEAD, size), self._bias(HEAD, size[1], False)
+        return Head(self._head_of(weight, size, bias))
 
     def finish(self) -> None:
         """Call when the model has all its layers. Raises when a tensor was left over."""
@@ -101,9 +102,14 @@ class Weights:
                 f"{self.spec.architecture}"
             )
 
-    @property
-    def _head_dtype(self) -> torch.dtype:
-        return torch.float32 if self.place.device.type == "cpu" else self.place.dtype
+    def _head_of(
+        self, weight: torch.Tensor | Quantised, size: tuple[int, int], bias: torch.Tensor | None
+    ) -> Linear:
+        if self.place.device.type != "cpu":
+            return self._build([weight], size, bias, self.place.dtype)
+        if isinstance(weight, torch.Tensor) and Half.usable() and Half.fits(weight):
+            return self._tile(Half(weight, bias))
+        return self._build([weight], size, bias, torch.float32)
 
     def _build(
         self,
@@ -203,7 +209,7 @@ class Weights:
             )
         if self.place.device.type != "cpu":
             return self._tile(Dense(embedding.table))
-        return self._build([stored], size[::-1], None, self._head_dtype)
+        return self._head_of(stored, size[::-1], None)
 
 
 def _module(tensor: str) -> str:
