@@ -7,9 +7,9 @@ script touches is in one cluster slot.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import NoScriptError, RedisError
@@ -44,11 +44,17 @@ def key(organisation: str, *parts: str) -> str:
     return ":".join(("lt", "{" + organisation + "}", *parts))
 
 
+class Commands(Protocol):
+    """A client with a pool, or a ``Line``."""
+
+    def execute_command(self, *args: Any) -> Awaitable[Any]: ...
+
+
 class Script:
     """A Lua script of a package, run by its hash, and sent where the hash is not known."""
 
-    def __init__(self, redis: Redis, package: str, name: str) -> None:
-        self._redis = redis
+    def __init__(self, server: Commands, package: str, name: str) -> None:
+        self._server = server
         self._text = files(package).joinpath(name).read_text("ascii")
         self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
@@ -56,9 +62,13 @@ class Script:
         self, keys: Sequence[str], arguments: Sequence[str | int | bytes]
     ) -> list[Any]:
         try:
-            reply = await self._redis.evalsha(self._sha, len(keys), *keys, *arguments)
-        except NoScriptError:  # a fresh server, or another node of a cluster
-            reply = await self._redis.eval(self._text, len(keys), *keys, *arguments)
+            reply = await self._server.execute_command(
+                "EVALSHA", self._sha, len(keys), *keys, *arguments
+            )
+        except NoScriptError:  # a fresh server
+            reply = await self._server.execute_command(
+                "EVAL", self._text, len(keys), *keys, *arguments
+            )
         found: list[Any] = reply
         return found
 

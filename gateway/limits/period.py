@@ -17,10 +17,7 @@ class Period:
     id: str  # 2026-12-01 or 2026-12, as the zone's calendar says
     start: datetime
     end: datetime
-
-    @property
-    def ends_ms(self) -> int:
-        return int(self.end.timestamp() * 1000)
+    ends_ms: int
 
 
 @lru_cache(64)
@@ -37,15 +34,20 @@ def zone(name: str) -> ZoneInfo:
 
 def period_at(now: datetime, kind: str, time_zone: str) -> Period:
     """The period that holds ``now``. Days have 23 to 25 hours, months 28 to 31 days."""
-    local = now.astimezone(zone(time_zone))
+    return _of_minute(int(now.timestamp()) // 60, kind, time_zone)
+
+
+@lru_cache(1024)
+def _of_minute(minute: int, kind: str, time_zone: str) -> Period:
+    """Every request asks, and no zone's midnight is within a minute."""
+    local = datetime.fromtimestamp(minute * 60, zone(time_zone))
     first = datetime(local.year, local.month, local.day if kind == DAY else 1)
     following = first + timedelta(days=1)
     if kind == MONTH:
         following = (first + timedelta(days=32)).replace(day=1)
-    return Period(
-        f"{first:%Y-%m-%d}" if kind == DAY else f"{first:%Y-%m}",
-        *(day.replace(tzinfo=zone(time_zone)).astimezone(UTC) for day in (first, following)),
-    )
+    start, end = (day.replace(tzinfo=zone(time_zone)).astimezone(UTC) for day in (first, following))
+    name = f"{first:%Y-%m-%d}" if kind == DAY else f"{first:%Y-%m}"
+    return Period(name, start, end, int(end.timestamp() * 1000))
 
 
 def period_of(period_id: str, time_zone: str) -> Period:

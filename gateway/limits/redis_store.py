@@ -23,10 +23,12 @@ from gateway.limits.store import (
     Verdict,
 )
 from gateway.redis import Script
+from gateway.redis_line import Line
 
 GATEWAYS, BORN = "lt:{gateways}", "lt:{gateways}:since"
 PURSES = "lt:{*}:*:money-*"
 ALIVE_S = 20
+PATIENCE_S = 1.0  # a connection without a reply for so long is given up
 OPEN, DONE, GONE = b"open ", b"done ", b"gone "
 WORDS = {"concurrent requests": "slots"}  # units as scripts call them: one word
 
@@ -36,6 +38,7 @@ class RedisStore:
 
     def __init__(self, redis: Redis, *, recovery_ms: int = 0) -> None:
         self._redis = redis
+        self._line = Line(redis, patience_s=PATIENCE_S)
         self._recovery_ms = recovery_ms
         self._name = uuid4().hex
         self._born_ms = self._watched_ms = 0
@@ -44,7 +47,7 @@ class RedisStore:
         (
             self._beat, self._admit, self._extend, self._settle, self._seed, self._enter,
             self._release,
-        ) = (Script(redis, "gateway.limits", f"{name}.lua") for name in scripts)  # fmt: skip
+        ) = (Script(self._line, "gateway.limits", f"{name}.lua") for name in scripts)  # fmt: skip
 
     async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict:
         keys = [ask.key for ask in asks] + ([] if lease is None else [lease])
@@ -128,6 +131,7 @@ class RedisStore:
         return list(_purse(key, await _all(self._redis, key)).open)
 
     async def close(self) -> None:
+        await self._line.close()
         await self._redis.aclose()
 
     async def _look(self) -> None:

@@ -121,12 +121,14 @@ class Rule:
         key, ends_ms = self.name, 0
         if (period := self.period_at(now)) is not None:
             key, ends_ms = f"{self.name}:{period.id}", period.ends_ms
-        limit = self.limit - sum(each.nano for each in self.expiring if each.at <= now)
+        limit = self.limit
+        if self.expiring:
+            limit -= sum(each.nano for each in self.expiring if each.at <= now)
         return Ask(key, self.kind, self.unit, limit, cost, least, ends_ms, self.soft, self.version)
 
     def is_expiring(self, now: datetime) -> bool:
         """A credit has expired, and what was left of it is not known yet."""
-        return any(each.at <= now for each in self.expiring)
+        return bool(self.expiring) and any(each.at <= now for each in self.expiring)
 
     def period_at(self, now: datetime) -> Period | None:
         return period_at(now, self.period, self.time_zone) if self.period else None
