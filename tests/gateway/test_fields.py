@@ -223,3 +223,58 @@ async def test_no_value_of_any_field_is_a_fault_of_ours(tmp_path, path, needed, 
                 if status == 400:
                     assert json.loads(answer)["error"]["param"], (name, value, answer)
         assert server.recorder.ended
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+          "additionalProperties": False}  # fmt: skip
+DEEP = {
+    "model": BASE,
+    "max_tokens": 2,
+    "messages": [
+        {"role": "system", "content": "Be kind.", "name": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "1", "tool_call_id": "call_1"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "description": "d",
+                                                "parameters": SCHEMA, "strict": True}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+    "stream_options": {"include_usage": True},
+    "stream": True,
+    "metadata": {"a": "b"},
+    "logit_bias": {"5": 1},
+    "stop": ["x"],
+    "chat_template_kwargs": {"mood": {"deep": ["x"]}},
+}  # fmt: skip
+
+
+def places(value, path=()):
+    """Every place in a value, itself first."""
+    yield path
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for key, part in value.items() if isinstance(value, dict) else ():
+        yield from places(part, (*path, key))
+
+
+def put(value, path, odd):
+    if not path:
+        return odd
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = put(value[path[0]], path[1:], odd)
+    return copy
+
+
+async def test_no_value_at_any_depth_is_a_fault_of_ours(tmp_path):
+    async with serving(tmp_path, context=2048) as server:
+        server.say("Hi")
+        status, answer = await told(server, "/v1/chat/completions", DEEP)
+        assert status == 200, answer
+        for path in places(DEEP):
+            for odd in (*ODD, None, {"type": "x"}) if path else ():
+                status, answer = await told(server, "/v1/chat/completions", put(DEEP, path, odd))
+                assert status in (200, 400, 404), (path, odd, answer)
+                if status == 400:
+                    assert json.loads(answer)["error"]["param"], (path, odd, answer)
