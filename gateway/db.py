@@ -9,6 +9,8 @@ them wait for each other instead of failing. On Postgres a reader sees one insta
 """
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,10 +39,12 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.util import await_only
 
 from gateway.errors import Conflict, InvalidRequest
 
 BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
+SWITCHING_S = 0.01
 CONNECT_TIMEOUT_S = 10.0
 COMMAND_TIMEOUT_S = 20.0  # the longest wait for one answer of Postgres
 EPOCH_ROW = 1
@@ -263,14 +267,28 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     # The driver would begin transactions only before writes; _begin_sqlite does it for all.
     connection.isolation_level = None
     cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    _write_ahead(cursor)
     for pragma in (
-        f"busy_timeout = {BUSY_TIMEOUT_MS}",
-        "journal_mode = WAL",
         "synchronous = FULL",  # a settled usage log is deleted: the commit must be on disk
         "foreign_keys = ON",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _write_ahead(cursor: Any) -> None:
+    """The first to open a new file switches it, and SQLite lets nobody wait for that: others find
+    it locked at once, whatever their busy_timeout."""
+    last = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > last:
+                raise
+        await_only(asyncio.sleep(SWITCHING_S))
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """Units of work: all or nothing, seen by others only when committed, one writer after another."""
 
 import asyncio
+import sqlite3
 from datetime import UTC, datetime
 
 import pytest
@@ -171,4 +172,24 @@ async def test_sqlite_keeps_a_write_ahead_log(tmp_path):
         assert (await session.execute(text("PRAGMA journal_mode"))).scalar_one() == "wal"
         assert (await session.execute(text("PRAGMA foreign_keys"))).scalar_one() == 1
         assert (await session.execute(text("PRAGMA busy_timeout"))).scalar_one() == 10_000
+    await database.close()
+
+
+async def test_a_new_sqlite_file_that_another_writes_is_waited_for(tmp_path):
+    """SQLite refuses at once to switch it to a write-ahead log meanwhile."""
+    other = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
+    other.execute("CREATE TABLE t (a)")
+    other.execute("BEGIN IMMEDIATE")
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'new.db'}")
+
+    async def mode() -> str:
+        async with database.transaction() as connection:
+            return (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one()
+
+    waiting = asyncio.create_task(mode())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    other.execute("COMMIT")
+    other.close()
+    assert await waiting == "wal"
     await database.close()
