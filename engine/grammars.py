@@ -17,7 +17,7 @@ from engine.grammar import limits
 from engine.matcher import Matcher, Turn
 from engine.step import Masks
 
-KEPT = 256  # grammars
+KEPT = 64  # grammars: one that is hard to follow grows to tens of megabytes
 
 
 class GrammarMatcher:

@@ -21,6 +21,8 @@ from engine.scheduler import Plan, Planned
 from engine.sequence import Phase, Request
 from engine.step import Masks, Pending
 
+MASKS_S = 60.0  # work on masks is bounded: more than this means that their thread is lost
+
 Begun = Future[Masks] | None
 
 
@@ -67,7 +69,7 @@ class Masking:
         if not any(item.chunk.draw and item.chunk.draw.masked for item in plan.planned):
             return
         begun, since = begun or self.begin(plan), time.monotonic()
-        masks = begun.result() if begun else Masks({}, np.empty((0, 1), dtype=np.int32))
+        masks = begun.result(MASKS_S) if begun else Masks({}, np.empty((0, 1), dtype=np.int32))
         self._metrics.masked(time.monotonic() - since, len(masks.rows))
         pending.draw(masks)
         for item in _masked(plan):
