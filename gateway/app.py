@@ -60,6 +60,9 @@ from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
 from gateway.metrics_page import MetricsPage
+from gateway.responses.archive import Archive
+from gateway.responses.endpoint import ResponseEndpoint
+from gateway.responses.routes import response_router
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending, settle_orphans
@@ -183,12 +186,23 @@ class Application:
                 deadline_ms=int(settings.request_timeout_s * 1000),
                 priority_tier=settings.priority_tier,
             )
-            batches = Batches(settings, database, services, intake, snapshot, owner=recorder.log.id)
+            archive = Archive(database, days=settings.response_days)
+            responses = ResponseEndpoint(intake.chat, archive).endpoint
+            batches = Batches(
+                settings,
+                database,
+                services,
+                intake,
+                snapshot,
+                owner=recorder.log.id,
+                more={"/v1/responses": responses},
+            )
             routes = Routes(
                 services,
                 intake,
                 snapshot,
                 tokenization=Tokenization(snapshot, prompts, self._fleet),
+                responses=responses,
                 health=self._health,
                 behind=rest_application(
                     self._health,
@@ -200,6 +214,7 @@ class Application:
                         ),
                         admin_router(self._desk(database, snapshot, peppers)),
                         *batches.routers,
+                        response_router(services.gate, archive),
                     ],
                 ),
             )
@@ -212,7 +227,7 @@ class Application:
                 tasks["alerts"] = Outbox(database, hook, secret).run()
             tasks["answers"] = answers.run()
             tasks["pins"] = residents.keep()
-            tasks |= batches.tasks()
+            tasks |= {**batches.tasks(), "responses": archive.run()}
             if self._sweep is not None:
                 tasks["sweep"] = self._sweep.run()
             await stack.enter_async_context(Background(tasks))

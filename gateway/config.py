@@ -136,6 +136,7 @@ class Settings:
     max_file_bytes: int = 200 << 20
     files_per_tenant: int = 10_000
     file_bytes_per_tenant: int = 20 << 30
+    response_days: int = 30  # that a response is kept, unless its tenant has a number of its own
     file_days: int = 30  # that a file is kept, unless its upload says less
     batches_per_tenant: int = 100  # that have not ended
     batch_concurrency: int = 32  # lines of batches that one gateway asks at once

@@ -18,6 +18,7 @@ from gateway.db import Base, Database
 from gateway.files import models as files
 from gateway.identity import models as identity
 from gateway.limits import models as limits
+from gateway.responses import models as responses
 from gateway.usage import models as usage
 from migrations.isolation import isolate
 
@@ -29,6 +30,7 @@ TABLES = (
     files.StoredFile,
     identity.ApiKey,
     limits.Quota,
+    responses.StoredResponse,
     usage.UsageEvent,
 )
 METADATA = Base.metadata

@@ -1,7 +1,7 @@
 """Files and batches put together: their routes, and what runs as long as a gateway does."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -43,6 +43,7 @@ class Batches:
         snapshot: LiveSnapshot,
         *,
         owner: str,
+        more: Mapping[str, Endpoint] | None = None,
         clock: Callable[[], datetime] = now_utc,
     ) -> None:
         store = FileStore(settings.file_dir)
@@ -50,6 +51,7 @@ class Batches:
             "/v1/chat/completions": Endpoint(intake.chat, ChatFrames),
             "/v1/completions": Endpoint(intake.completion, CompletionFrames),
             "/v1/embeddings": Endpoint(intake.embedding, EmbeddingFrames),
+            **(more or {}),
         }
         tools = Tools(
             database=database,

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
+from gateway.errors import InvalidRequest
 from gateway.identity.models import Project
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService
+from gateway.responses.repository import RetentionRepository
+
+MOST_DAYS = 3650
 
 LENIENT, STRICT = POLICIES = ("lenient", "strict")
 
@@ -27,6 +31,9 @@ def add(group: Commands) -> None:
     read.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
     read.add_argument("policy", choices=POLICIES, help="lenient: they are ignored and named")
     add_command(group, "list", list_all, help="list the tenants")
+    kept = add_command(group, "retention", retention, help="how long its responses are kept")
+    kept.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
+    kept.add_argument("--days", type=int, required=True, metavar="N", help="0: none is kept")
     gone = add_command(group, "revoke", revoke, help="archive a tenant: all its keys stop")
     gone.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
 
@@ -52,6 +59,15 @@ async def revoke(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).archive(arguments.name)
         return _row(project) | {"archived": project.archived_at}
+
+
+async def retention(desk: Desk, arguments: argparse.Namespace) -> Row:
+    if not 0 <= arguments.days <= MOST_DAYS:
+        raise InvalidRequest(f"--days must be from 0 to {MOST_DAYS}.", param="days")
+    async with desk.database.publish() as session:
+        project = await IdentityService(session, desk.now).project(arguments.name)
+        await RetentionRepository(session, project.id).set(arguments.days)
+        return {"name": project.name, "days": arguments.days}
 
 
 def _row(project: Project) -> Row:

@@ -17,7 +17,7 @@ from gateway.background import to_the_end
 from gateway.errors import AdapterRetired, DeadlineExceeded, EngineFailed, EngineLost, GatewayError
 from gateway.http import ClientGone, Reply
 from gateway.inference.answer import Answer, Counts, Written
-from gateway.inference.frames import Frames, error_frames
+from gateway.inference.frames import Frames
 from gateway.inference.generation import Generation
 from gateway.inference.meter import Purse
 from gateway.inference.order import Order
@@ -148,11 +148,15 @@ class Call:
         if failure is not None:
             self._reply.facts["error"] = failure.detail_code
             self._reply.broken = failure.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            await self._reply.end(error_frames(failure))
+            await self._reply.end(self._frames.failed(failure))
         elif self._order.options.stream:
-            await self._reply.end(self._frames.closing(counts))
+            last = self._frames.closing(counts)
+            await self._frames.keep()
+            await self._reply.end(last)
         else:
-            await self._reply.json(self._frames.whole(written, counts))
+            whole = self._frames.whole(written, counts)
+            await self._frames.keep()
+            await self._reply.json(whole)
 
     async def _close(self, outcome: Outcome) -> Counts:
         """Stop the engine, then write down and settle what it did."""

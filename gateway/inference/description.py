@@ -94,6 +94,22 @@ EMBEDDING: dict[str, Schema] = {
     "truncate_prompt_tokens": integer(-1),
     "service_tier": SHARED["service_tier"],
 }
+RESPONSE: dict[str, Schema] = {
+    **{
+        name: SHARED[name]
+        for name in ("model", "temperature", "top_p", "top_k", "seed", "stop", "stream")
+    },
+    "input": {"description": "Text, or items: messages, function calls and their outputs."},
+    "instructions": {"type": "string"},
+    "max_output_tokens": integer(1),
+    "previous_response_id": {"type": "string"},
+    "store": {"type": "boolean", "default": True},
+    "text": {"type": "object", "properties": {"format": SHARED["response_format"]}},
+    "tools": {"type": "array", "items": {"type": "object"}},
+    "tool_choice": {"description": "none, auto, required, or an object that names functions."},
+    "top_logprobs": integer(0, MOST_ALTERNATIVES),
+    "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 
 TOKENIZE: dict[str, Schema] = {
     "model": SHARED["model"],
@@ -117,6 +133,9 @@ def paths() -> dict[str, Any]:
         "/v1/chat/completions": {"post": _generating("Answer a chat", CHAT, "messages")},
         "/v1/completions": {"post": _generating("Continue a text", COMPLETION, "prompt")},
         "/v1/embeddings": {"post": _asking("Texts as vectors", EMBEDDING, "model", "input")},
+        "/v1/responses": {
+            "post": _asking("Answer, and keep it to go on from", RESPONSE, "model", "input")
+        },
         "/tokenize": {"post": _asking("The tokens of a prompt or a chat", TOKENIZE)},
         "/detokenize": {"post": _asking("The text of tokens", DETOKENIZE, "tokens")},
         "/tokenizer_info": {"get": _operation("Special tokens and the chat template")},

@@ -75,6 +75,14 @@ class Frames(ABC):
         }
         return orjson.dumps(answer)
 
+    def failed(self, error: GatewayError) -> bytes:
+        """The end of a stream that has begun and cannot go on."""
+        return error_frames(error)
+
+    async def keep(self) -> None:
+        """Called before the last bytes of a good answer go out."""
+        return
+
 
 class ChatFrames(Frames):
     endpoint = "chat.completions"

@@ -10,6 +10,7 @@ from gateway.inference.calling import Calling
 from gateway.inference.embedding import Embedding
 from gateway.inference.meter import FIRST_BLOCK, Purse
 from gateway.inference.options import Options
+from gateway.inference.responding import Responding
 from gateway.inference.tier import Tier
 from gateway.limits.lease import Demand, Price
 from gateway.limits.rules import Use
@@ -34,6 +35,7 @@ class Order:
     attempt: str = ""  # which one, at a line of a batch; else nobody asks twice under one id
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
     embedding: Embedding | None = None  # the prompts are wanted as vectors, and nothing else
+    responding: Responding | None = None  # what a response repeats, and what is kept of it
 
     @property
     def prompt_tokens(self) -> int:

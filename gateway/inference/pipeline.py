@@ -35,7 +35,7 @@ class Endpoint:
     """What differs between the inference routes."""
 
     take: Callable[[Object, Principal, str], Awaitable[Order]]
-    frames: type[Frames]
+    frames: Callable[..., Frames]  # of an order and a tokenizer, and ``created``
 
 
 class Pipeline:

@@ -54,6 +54,7 @@ class Routes:
         names: Names,
         *,
         tokenization: Tokenization,
+        responses: Endpoint | None = None,
         health: Health,
         behind: Asgi,
     ) -> None:
@@ -64,6 +65,7 @@ class Routes:
         self._pipeline = Pipeline(services)
         self._chat = Endpoint(intake.chat, ChatFrames)
         self._tokenization = tokenization
+        self._responses = responses
         self._completion = Endpoint(intake.completion, CompletionFrames)
         self._embedding = Endpoint(intake.embedding, EmbeddingFrames)
         self._log = logger("gateway.request")
@@ -79,6 +81,10 @@ class Routes:
             "/healthz": Route("/healthz", ("GET", "HEAD"), self._alive),
             "/readyz": Route("/readyz", ("GET", "HEAD"), self._ready),
         }
+
+        if responses is not None:
+            route = Route("/v1/responses", ("POST",), self._respond)
+            self._routes[route.name] = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._find(scope["path"]) if scope["type"] == "http" else None
@@ -127,6 +133,10 @@ class Routes:
 
     async def _embeddings(self, request: Request, reply: Reply) -> None:
         await self._pipeline.serve(request, reply, self._embedding)
+
+    async def _respond(self, request: Request, reply: Reply) -> None:
+        assert self._responses is not None, "there is no such route without it"
+        await self._pipeline.serve(request, reply, self._responses)
 
     async def _models(self, request: Request, reply: Reply) -> None:
         principal = await self._caller(request, reply)

@@ -46,3 +46,25 @@ def test_a_batch_mixes_models_and_endpoints_answer_as_live_ones_do(server: Serve
         live = client.chat.completions.create(model=model, **body)
         assert found["choices"][0]["message"]["content"] == live.choices[0].message.content
         assert found["usage"]["completion_tokens"] == live.usage.completion_tokens
+
+
+def test_a_response_goes_on_from_the_one_before_as_the_same_chat_would(server: Server):
+    client = server.client()
+    fixed = {"model": server.base, "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(input="Say a colour.", **fixed)
+    events = list(
+        client.responses.create(
+            input="Another one.", previous_response_id=first.id, stream=True, **fixed
+        )
+    )
+    chat = client.chat.completions.create(
+        model=server.base, temperature=0, max_tokens=8,
+        messages=[
+            {"role": "user", "content": "Say a colour."},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "Another one."},
+        ],
+    )  # fmt: skip
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    assert events[-1].response.output_text == chat.choices[0].message.content
+    assert client.responses.retrieve(events[-1].response.id).output_text

@@ -18,6 +18,7 @@ from engine.protocol import AdapterRef, Submit
 from gateway.adapter_api.residents import Residents
 from gateway.catalog.target import Target
 from gateway.cors import with_cors
+from gateway.db import Database
 from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
@@ -37,6 +38,9 @@ from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
 from gateway.metrics import Metrics
+from gateway.responses.archive import Archive
+from gateway.responses.endpoint import ResponseEndpoint
+from gateway.responses.routes import response_router
 from gateway.rest import rest_application
 from gateway.usage.record import Finished, Record, Started
 from tests.fakes.clock import until
@@ -205,6 +209,7 @@ async def serving(
     snapshot_age: "Sequence[float]" = (0.0,),
     limiter: RateLimiter | None = None,
     tariff: TariffOf = unpriced,
+    database: Database | None = None,
     answers: Answers | None = None,
     forwarded_hops: int = 0,
     priority_tier: bool = False,
@@ -247,10 +252,18 @@ async def serving(
         calls=CallSupport(chat, tool_call_parser), deadline_ms=int(timeout_s * 1000),
         priority_tier=priority_tier,
     )  # fmt: skip
-    rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open)
+    archive = Archive(database, days=30) if database else None
+    routers = [response_router(services.gate, archive)] if archive else []
+    rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open, routers=routers)
     tokenization = Tokenization(snapshot, prompts, fleet)
     routes = Routes(
-        services, intake, snapshot, tokenization=tokenization, health=health, behind=rest
+        services,
+        intake,
+        snapshot,
+        tokenization=tokenization,
+        health=health,
+        behind=rest,
+        responses=ResponseEndpoint(intake.chat, archive).endpoint if archive else None,
     )
     listener = Listener(with_cors(routes, allowed_origins), "127.0.0.1", 0)
     serving_task = asyncio.create_task(listener.run_until_stopped())

@@ -19,6 +19,7 @@ from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.ids import new_id
 from gateway.limits.models import SpendAlert
+from gateway.responses.models import StoredResponse
 from tests.faults.rig import Rig
 
 
@@ -58,7 +59,8 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
                 )  # fmt: skip
                 session.add_all([user, alert])
                 file, batch = _file(project.id, now), _batch(project.id, key.id, now)
-                session.add_all((file, batch))
+                response = _response(project.id, now)
+                session.add_all((file, batch, response))
                 tenants.keys[place] = key.text
                 tenants.ids[place] = {
                     "organisation": project.organisation_id,
@@ -71,6 +73,7 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
                     "model": f"adapter-of-{organisation}-{name}",
                     "file": file.id,
                     "batch": batch.id,
+                    "response": response.id,
                 }
             owner = await service.organisation(organisation, create=True)
             admin = service.issue_admin(owner, KeyTerms(), peppers=peppers)
@@ -101,6 +104,13 @@ async def make_tenants(rig: Rig, database: Database) -> Tenants:
 def _file(project: str, now: datetime) -> StoredFile:
     return StoredFile(
         id=new_file_id(), project_id=project, filename="in.jsonl", purpose=Purpose.BATCH, nbytes=1,
+        created_at=now, expires_at=now + timedelta(days=1),
+    )  # fmt: skip
+
+
+def _response(project: str, now: datetime) -> StoredResponse:
+    return StoredResponse(
+        id=new_id("resp"), project_id=project, body="{}", items="[]", conversation="[]",
         created_at=now, expires_at=now + timedelta(days=1),
     )  # fmt: skip
 

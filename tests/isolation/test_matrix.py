@@ -21,6 +21,10 @@ INFERENCE: dict[str, dict[str, Any]] = {  # route -> a body that works
     "/v1/chat/completions": {"model": BASE, "messages": SAY, "max_tokens": 1},
     "/v1/completions": {"model": BASE, "prompt": "Hello", "max_tokens": 1},
     "/v1/embeddings": {"model": BASE, "input": "Hello"},
+    "/v1/responses": {"model": BASE, "input": "Hello", "max_output_tokens": 1, "store": False},
+    "/v1/responses/{response_id}": {},
+    "/v1/responses/{response_id}/cancel": {},
+    "/v1/responses/{response_id}/input_items": {},
     "/tokenize": {"model": BASE, "prompt": "Hello"},
     "/detokenize": {"model": BASE, "tokens": [5, 6]},
     "/tokenizer_info": {},
@@ -43,6 +47,7 @@ PARAMETERS = {
     "alert_id": "alert",
     "file_id": "file",
     "batch_id": "batch",
+    "response_id": "response",
 }
 UNKNOWN = "nothing-of-anybody"
 
