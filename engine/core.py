@@ -155,6 +155,9 @@ class Core(Generic[P]):
         if self._draining_since is None:
             self._draining_since = self._clock()
 
+    def cancel(self, request: Request) -> None:
+        self.book.end(request, Finish.CANCELLED)
+
     def step(self) -> bool:
         """One round of the loop; False when there was nothing to compute."""
         self._hear(self.inbox.take())
@@ -320,9 +323,8 @@ class Core(Generic[P]):
         return launched is not None or before is not None
 
     def _launch(self, plan: Plan) -> UnderWay | Exception:
-        return _guarded(
-            lambda: UnderWay(plan, self._runner.launch(plan.step), launched=self._clock())
-        )
+        now = self._clock()  # before: where nothing runs beside the host, launching computes
+        return _guarded(lambda: UnderWay(plan, self._runner.launch(plan.step), launched=now))
 
     def _draw(self, launched: UnderWay, begun: Begun) -> UnderWay | Exception:
         drawn = _guarded(lambda: self._masking.draw(launched.plan, launched.pending, begun))

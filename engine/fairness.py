@@ -69,6 +69,28 @@ class Fairness:
             absent = self._served.keys() - self._present.keys()
             del self._served[min(absent, key=self._served.__getitem__)]
 
+    def running(self, tenant: str) -> int:
+        """Its sequences that do not wait."""
+        return self._present[tenant] - self._waiting[tenant]
+
+    def weight(self, tenant: str) -> float:
+        return self._weights[tenant]
+
+    @property
+    def weights(self) -> float:
+        """Of all who are present, together."""
+        return sum(self._weights.values())
+
+    def rank(self, tenant: str) -> tuple[float, float]:
+        """The least goes first: who was served least, then who runs least for its weight."""
+        return self._served[tenant], self.running(tenant) / self._weights[tenant]
+
+    def gap_bound(self, max_num_seqs: int, *, longest_prompt: int) -> float:
+        """By how much the service of two tenants of weight 1, of whom both always wait, can differ:
+        what may be charged between two turns, and what counts as equal (VTC, theorem 4.4)."""
+        most = max(INPUT_COST * longest_prompt, OUTPUT_COST * max_num_seqs)
+        return 2 * most + self.quantum
+
     def charge(self, tenant: str, cost: float) -> None:
         self._served[tenant] += cost / self._weights[tenant]
 

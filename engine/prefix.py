@@ -106,6 +106,10 @@ class PrefixIndex:
             pass
         self._promise(sequence, trail)
 
+    def kept(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence whose pages stay when it leaves."""
+        return len(self._trails[sequence.number].path) * self._page_tokens
+
     def end(self, sequence: Sequence) -> None:
         """It has let go of its pages: whatever now rests can be evicted."""
         trail = self._trails[sequence.number]

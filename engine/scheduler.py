@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic
 
+from engine.claims import Claims
 from engine.config import EngineConfig
 from engine.fairness import INPUT_COST, LOAD_COST, OUTPUT_COST, Fairness
 from engine.observer import Cause, Observer
 from engine.pace import Pace
+from engine.pages import Kind
 from engine.protocol import Submit
 from engine.residency import P
 from engine.seating import Seat, Seating
@@ -30,7 +32,10 @@ from engine.waiting import WaitingQueue
 from engine.waits import Waits
 
 SCANNED = 256  # waiting sequences looked at per pass
+COMPANY_S = 60.0  # how long after the last of several tenants passes are kept short
 COMPARED = 32  # of them, those among whom the cheapest to serve goes first
+
+Claim = tuple[int, bool, float, float, tuple[int, float, int, int]]  # the least goes first
 
 _order = attrgetter("order")
 
@@ -52,6 +57,8 @@ class Plan:
     misfits: list[Request] = field(default_factory=list)  # with their adapter, larger than the pool
     copies: list[tuple[int, int]] = field(default_factory=list)
     decodes: int = 0
+    budget: int = 0  # tokens of prompts that may still be planned
+    withheld: int = 0  # of them, those that only modest tenants may have
 
     @property
     def step(self) -> StepPlan:
@@ -78,6 +85,9 @@ class Scheduler(Generic[P]):
         self.fairness = Fairness(config.fairness_quantum)
         self._waiting = WaitingQueue(self.fairness)
         self._running: list[Sequence] = []  # in order
+        self._shared_at = float("-inf")  # when several tenants were here last, seconds
+        self._even = 0.0  # pages in use, for a weight of one
+        self._owed: list[Sequence] = []  # waiting ones that have a claim to a place in this pass
         self._tempo = Tempo(config.max_step_s or max_step_s)
         self.preemptions = 0
 
@@ -152,14 +162,19 @@ class Scheduler(Generic[P]):
     def plan(self) -> Plan:
         plan = Plan()
         self._waits.look()
+        self._owed = self._make_way()
         before = self.preemptions
         plan.decodes = self._plan_decodes(plan)
-        budget = self._config.max_num_batched_tokens - plan.decodes
-        budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=budget)
-        budget -= self._plan_prompts(plan, budget)
+        most = self._config.max_num_batched_tokens - plan.decodes
+        plan.budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=most)
+        if self._shared:
+            short = self._tempo.prompt_tokens(decodes=plan.decodes, most=most, shared=True)
+            plan.withheld = max(0, plan.budget - short)
         lack, running = None, len(self._running)
-        if self.preemptions == before:
-            lack = self._admit(plan, budget)
+        admits = self.preemptions == before
+        self._plan_prompts(plan, admits=admits)
+        if admits:
+            lack = self._admit(plan)
             self._waits.room_lacks(lack or Cause.CAPACITY)
         self._pace.passed(
             self._clock(),
@@ -184,28 +199,83 @@ class Scheduler(Generic[P]):
         """It draws its next token; else it is in its prompt, done, or waits for a Grant."""
         return not (sequence.in_prompt or sequence.exhausted or sequence.request.dry)
 
-    def _plan_prompts(self, plan: Plan, budget: int) -> int:
-        """The least served tenant's first, so that a flood's prompts delay its own only."""
+    @property
+    def _shared(self) -> bool:
+        """Several tenants are here, or were a moment ago and may be back during the pass."""
+        now = self._clock()
+        if self.fairness.tenants > 1:
+            self._shared_at = now
+        return now - self._shared_at < COMPANY_S
+
+    def _plan_prompts(self, plan: Plan, *, admits: bool) -> None:
+        """The least served tenant's first, so that a flood's prompts delay its own only; whoever
+        waits and deserves more is admitted before."""
         prompts = [sequence for sequence in self._running if sequence.in_prompt]
+        self._even = self._seating.pool.holdings(Kind.KV) / max(self.fairness.weights, 1e-9)
         prompts.sort(key=self._deserving)
-        spent = 0
         for sequence in prompts:
-            if spent < budget:
-                spent += self._include(plan, sequence, budget - spent)
-        return spent
+            if plan.budget > 0 and admits and self._places and self._waiting:
+                self._admit(plan, before=self._deserving(sequence))
+            if (room := self._room(plan, sequence)) > 0:
+                plan.budget -= self._include(plan, sequence, room)
 
-    def _deserving(self, sequence: Sequence) -> tuple[int, float, tuple[int, float, int, int]]:
-        submit = sequence.request.submit
-        return (-submit.priority, self.fairness[submit.tenant], sequence.order)
+    def _room(self, plan: Plan, sequence: Sequence) -> int:
+        """Prompt tokens that it may have of this pass."""
+        return plan.budget - (0 if self._modest(sequence) else plan.withheld)
 
-    def _admit(self, plan: Plan, budget: int) -> Cause | None:
-        """Returns what those who stay behind wait for; None when there was room for all."""
+    def _modest(self, sequence: Sequence) -> bool:
+        """Its tenant holds no more than an even share of the pages in use."""
+        tenant = sequence.request.submit.tenant
+        return self._seating.pool.share_of(tenant) <= self._even * self.fairness.weight(tenant)
+
+    def _deserving(self, sequence: Sequence) -> Claim:
+        """Modest tenants' go first, as they came, so that a prompt is not dealt out among passes;
+        others by what their tenant was served."""
+        submit, modest = sequence.request.submit, self._modest(sequence)
+        rank = (0.0, 0.0) if modest else self.fairness.rank(submit.tenant)
+        return (-submit.priority, not modest, *rank, sequence.order)
+
+    def _make_way(self) -> list[Sequence]:
+        """Whoever has a claim to a place gets one: a free one, or that of a sequence that yields.
+        What that one computed rests, so little of it is computed again."""
+        owed = list[Sequence]()
+        if not self._waiting or self.fairness.tenants < 2:
+            return owed
+        claims = Claims(self.fairness, self._running, loss=self._seating.loss)
+        for sequence in self._waiting.candidates(COMPARED):
+            if not claims.has(sequence) or not self._may_run(sequence):
+                continue
+            if self._places <= len(owed):
+                yields = claims.take(sequence)
+                if yields is None:
+                    continue
+                self._preempt(yields)
+            claims.give(sequence)
+            owed.append(sequence)
+        return owed
+
+    def _may_run(self, sequence: Sequence) -> bool:
+        """Nothing but room keeps it."""
+        request = sequence.request
+        if request.dry or sequence.drawing:
+            return False
+        return request.digest is None or self._residency.seek(request.digest)
+
+    def _admit(self, plan: Plan, before: Claim | None = None) -> Cause | None:
+        """Returns what those who stay behind wait for; None when there was room for all.
+
+        ``before``: only who deserves more.
+        """
         over = set[str]()  # tenants whose share is used up
         for sequence in self._candidates() if self._places else ():
-            if budget <= 0 or not self._places:
+            if plan.budget <= 0 or not self._places:
                 break
+            if before is not None and self._deserving(sequence) >= before:
+                continue
             if (tenant := sequence.request.submit.tenant) in over:
                 self._waits.hold(sequence, Cause.FAIRNESS)
+                continue
+            if (room := self._room(plan, sequence)) <= 0:
                 continue
             seat = self._try(plan, sequence)
             if seat is Seat.FULL:
@@ -215,8 +285,8 @@ class Scheduler(Generic[P]):
                 self._waits.hold(sequence, Cause.FAIRNESS)
                 over.add(tenant)
             elif seat is Seat.TAKEN:
-                budget -= self._include(plan, sequence, budget)
-        return None if self._places and budget > 0 else Cause.CAPACITY
+                plan.budget -= self._include(plan, sequence, room)
+        return None if self._places and plan.budget > plan.withheld else Cause.CAPACITY
 
     @property
     def _places(self) -> int:
@@ -224,13 +294,14 @@ class Scheduler(Generic[P]):
         return self._config.max_num_seqs - len(self._running)
 
     def _candidates(self) -> list[Sequence]:
-        """In turn; of those whose turns count as equal, the cheapest to serve first."""
+        """Those for whom way was made, then the others in turn; of those whose turns count as
+        equal, the cheapest to serve first."""
         equals = self._waiting.equals(COMPARED)
         if len(equals) > 1:
             equals.sort(key=self._expense)
-        chosen = set(map(id, equals))
-        others = [s for s in self._waiting.candidates(SCANNED) if id(s) not in chosen]
-        return equals + others
+        owed = [sequence for sequence in self._owed if sequence.phase is not Phase.RUNNING]
+        candidates = [*owed, *equals, *self._waiting.candidates(SCANNED)]
+        return list({sequence.number: sequence for sequence in candidates}.values())
 
     def _expense(self, sequence: Sequence) -> tuple[bool, int]:
         digest = sequence.request.digest

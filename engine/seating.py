@@ -121,6 +121,10 @@ class Seating(Generic[P]):
         sequence.settled = stop
         self.prefix.file(sequence)
 
+    def loss(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence that would be computed again were it to yield now."""
+        return sequence.computed - self.prefix.kept(sequence)
+
     def release(self, sequence: Sequence) -> None:
         """A running sequence gives up its pages; what was computed in them rests."""
         self._let_go(sequence)

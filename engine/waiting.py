@@ -18,7 +18,7 @@ from engine.fairness import INPUT_COST, Fairness
 from engine.protocol import Submit
 from engine.sequence import Sequence
 
-Turn = tuple[float, tuple[int, float, int, int], Sequence]
+Turn = tuple[float, float, tuple[int, float, int, int], Sequence]
 
 _order = attrgetter("order")
 
@@ -36,7 +36,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         for priority in sorted(self._levels, reverse=True):
-            yield from (sequence for _, _, sequence in self._turns(priority))
+            yield from (turn[-1] for turn in self._turns(priority))
 
     def add(self, sequence: Sequence) -> None:
         """Also for one that comes back: it takes its old place within its tenant."""
@@ -84,7 +84,7 @@ class WaitingQueue:
                 if priority > submit.priority or tenant == submit.tenant:
                     ahead += len(line) if priority >= submit.priority else 0
                 elif priority == submit.priority:
-                    ahead += sum(before <= turn for before, _, _ in self._line(tenant, line))
+                    ahead += sum(other[0] <= turn for other in self._line(tenant, line))
         return ahead
 
     def _first(self, submit: Submit) -> float:
@@ -104,7 +104,7 @@ class WaitingQueue:
             return []
         found: list[Sequence] = []
         limit = float("inf")
-        for turn, _, sequence in islice(self._turns(max(self._levels)), most):
+        for turn, _, _, sequence in islice(self._turns(max(self._levels)), most):
             limit = min(limit, turn + self._fairness.quantum)
             if turn > limit:
                 break
@@ -115,6 +115,8 @@ class WaitingQueue:
         return merge(*(self._line(*pair) for pair in self._levels[priority].items()))
 
     def _line(self, tenant: str, line: list[Sequence]) -> Iterator[Turn]:
-        served, first = self._fairness[tenant], line[0].stamp or 0.0
+        served, running = self._fairness.rank(tenant)
+        first = line[0].stamp or 0.0
         for sequence in line:
-            yield served + max(0.0, (sequence.stamp or 0.0) - first), sequence.order, sequence
+            after = max(0.0, (sequence.stamp or 0.0) - first)
+            yield served + after, running, sequence.order, sequence

@@ -1,0 +1,59 @@
+"""Who has a claim to a place that somebody else's sequence runs in.
+
+Places are shared as evenly as tenants' weights and wishes allow: a tenant may take one from another
+as long as that other still runs at least as much for its weight afterwards. So nobody waits for
+the end of somebody's long answers, and nobody's place is taken twice in turn.
+Belongs to the engine loop's thread.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as View
+
+from engine.fairness import Fairness
+from engine.sequence import Sequence
+
+
+class Claims:
+    """Of one pass."""
+
+    def __init__(
+        self, fairness: Fairness, running: View[Sequence], *, loss: Callable[[Sequence], int]
+    ) -> None:
+        """``loss``: tokens that are to be computed again once a sequence has yielded."""
+        self._loss = loss
+        self._fairness = fairness
+        self._running = list(running)
+        self._runs = Counter(sequence.request.submit.tenant for sequence in running)
+
+    def has(self, sequence: Sequence) -> bool:
+        """Some other tenant runs more than this one would with one more."""
+        submit = sequence.request.submit
+        return any(self._yields(other, submit.tenant) for other in self._runs)
+
+    def give(self, sequence: Sequence) -> None:
+        """It is going to run."""
+        self._runs[sequence.request.submit.tenant] += 1
+
+    def take(self, sequence: Sequence) -> Sequence | None:
+        """The one that yields its place to this one, if any does: of the tenant that runs most for
+        its weight, and of no higher priority, the one that loses least by it."""
+        submit = sequence.request.submit
+        others = [other for other in self._runs if self._yields(other, submit.tenant)]
+        for other in sorted(others, key=self._load, reverse=True):
+            theirs = [s for s in self._running if s.request.submit.tenant == other]
+            low = [s for s in theirs if s.request.submit.priority <= submit.priority]
+            if low:
+                yields = min(reversed(low), key=self._loss)
+                self._running.remove(yields)
+                self._runs[other] -= 1
+                return yields
+        return None
+
+    def _yields(self, other: str, tenant: str) -> bool:
+        weigh = self._fairness.weight
+        after = (self._runs[tenant] + 1) / weigh(tenant)
+        return other != tenant and (self._runs[other] - 1) / weigh(other) >= after
+
+    def _load(self, tenant: str) -> float:
+        return self._runs[tenant] / self._fairness.weight(tenant)
