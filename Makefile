@@ -14,7 +14,7 @@ COMPAT ?= $(CACHE)/compat
 CLIENTS ?= $(CACHE)/clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu test-soak test-compat test-clients bench-cpu bench-gpu report clean
+.PHONY: help setup serve test check lint test-gpu fuzz test-soak test-compat test-clients bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 
 test-soak: .venv/dev-ready ## kill gateway and engine 400 times under load and batches, checking the books (KILLS, SEED)
 	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_batches.py $(ARGS)
+
+fuzz: .venv/dev-ready ## send a million inputs to every parser of uploads (INPUTS, SEED)
+	$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1)
 
 test-gpu: $(GPU_READY) ## run every kernel test and checkpoints of real shapes on a CUDA device
 	$(GPU_PYTHON) -m pytest $(GPU_TESTS) $(ARGS)
