@@ -51,10 +51,12 @@ class Written:
     finish: str | None = None
     why: dict[str, str] | None = None
     calls: list[Call] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     embedding: bytes = b""
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
+        self.tokens += delta.tokens
         for gained in delta.calls:
             if gained.id is not None:
                 self.calls.append(Call(gained.id, gained.name or ""))
@@ -84,6 +86,7 @@ class Answer:
                 stops=stops,
                 shows_stop=options.shows_stop,
                 shows_special=options.shows_special,
+                shows_tokens=options.shows_tokens,
                 min_tokens=options.sampling.min_tokens,
                 offset=len(order.echoes[position]) if order.echoes else 0,
                 reader=order.calling.reader() if order.calling else None,

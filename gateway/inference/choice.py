@@ -25,6 +25,7 @@ class Delta:
     finish: str | None = None
     why: dict[str, str] | None = None  # more about the reason
     calls: tuple[CallDelta, ...] = ()
+    tokens: list[int] = field(default_factory=list)  # where they are wanted as numbers
     embedding: bytes = b""  # float32, where the prompt is wanted as a vector
 
 
@@ -39,6 +40,7 @@ class Choice:
         stops: StopStrings | None = None,
         shows_stop: bool = False,
         shows_special: bool = False,
+        shows_tokens: bool = False,
         min_tokens: int = 0,
         offset: int = 0,
         reader: CallReader | None = None,
@@ -46,11 +48,14 @@ class Choice:
         """``offset``: characters shown before the first token, where a prompt is echoed.
         ``shows_stop``: what stops the text, a string or a token of its own, is part of it.
         ``shows_special``: so are control tokens.
+        ``shows_tokens``: its deltas have the tokens too, the one that stops it included.
         ``reader``: takes calls out of the text; None: there are none."""
         self.index = index
         self._detokenizer = Detokenizer(tokenizer, special=shows_special)
         self._search = StopSearch(stops, shown=shows_stop) if stops else None
         self._shows_stop = shows_stop
+        self._shows_tokens = shows_tokens
+        self._tokens: list[int] = []  # received and not yet shown
         self._reader = reader
         self._min_tokens = min_tokens
         self._decoded = self._shown = offset  # characters
@@ -84,6 +89,7 @@ class Choice:
             return Delta()  # past a stop string
         if self._search is None and output.logprobs is None:
             text = self._detokenizer.feed(output.tokens)
+            self._tokens += output.tokens if self._shows_tokens else ()
             self._received += len(output.tokens)
             self._decoded += len(text)
         else:
@@ -93,6 +99,8 @@ class Choice:
         elif output.finish is not None:
             self.finish = REASONS.get(output.finish)
             text += self._flush(output.stop_token)
+            if self._shows_tokens and output.stop_token is not None:
+                self._tokens.append(output.stop_token)
             if self._search and self._search.found:
                 self.finish = "stop"
         return self._delta(text)
@@ -108,6 +116,8 @@ class Choice:
         shown = ""
         for position, token in enumerate(tokens):
             text = self._detokenizer.feed((token,))
+            if self._shows_tokens:
+                self._tokens.append(token)
             if logprobs is not None:
                 self._chances.append(TokenChance(token, self._decoded, logprobs[position]))
                 self._logprob += finite(logprobs[position].logprob)
@@ -136,6 +146,8 @@ class Choice:
         """Log-probabilities go with the text of their token, so a stop string cuts both."""
         self._shown += len(text)
         delta = Delta(text, self._due(), self.finish)
+        if self._tokens and (text or self.finish):
+            delta.tokens, self._tokens = self._tokens, []
         return delta if self._reader is None else self._read(delta, self._reader)
 
     def _read(self, delta: Delta, reader: CallReader) -> Delta:

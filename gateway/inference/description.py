@@ -54,6 +54,7 @@ SHARED: dict[str, Schema] = {
     "stop_token_ids": {"type": "array", "items": integer(0)},
     "include_stop_str_in_output": FLAG,
     "ignore_eos": FLAG,
+    "return_token_ids": FLAG,
     "return_tokens_as_token_ids": FLAG,
     "skip_special_tokens": {"type": "boolean", "default": True},
     "truncate_prompt_tokens": integer(-1),

@@ -65,6 +65,10 @@ class Frames(ABC):
         last = {**self._head, "choices": [], "usage": usage(counts)}
         return b"data: " + orjson.dumps(last) + END + DONE
 
+    def about(self) -> dict[str, Any]:
+        """More about a whole answer."""
+        return {}
+
     def whole(self, written: Sequence[Written], counts: Counts) -> bytes:
         choices = [self.choice(index, one) for index, one in enumerate(written)]
         answer = {
@@ -72,6 +76,7 @@ class Frames(ABC):
             "object": self.whole_object,
             "choices": choices,
             "usage": usage(counts),
+            **self.about(),
         }
         return orjson.dumps(answer)
 
@@ -93,17 +98,21 @@ class ChatFrames(Frames):
     def opening(self) -> bytes:
         delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
         rest = b',"logprobs":null,"finish_reason":null}'
+        after = self._after
+        if about := self.about():
+            after = b"]," + orjson.dumps(about)[1:-1] + after[1:]
         return b"".join(
-            self._before + b'{"index":%d,' % index + delta + rest + self._after
+            self._before + b'{"index":%d,' % index + delta + rest + after
             for index in range(self._order.options.n)
         )
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         frames = b""
-        if delta.text or delta.chances:
+        if delta.text or delta.chances or delta.tokens:
             content = b'{"index":%d,"delta":{"content":' % index + orjson.dumps(delta.text)
             logprobs = b'},"logprobs":' + self._logprobs(delta.chances)
-            frames = self._before + content + logprobs + b',"finish_reason":null}' + self._after
+            rest = b',"finish_reason":null' + _tokens(delta.tokens) + b"}"
+            frames = self._before + content + logprobs + rest + self._after
         for gained in delta.calls:  # one a frame: clients look at the first of a list
             call = b'{"index":%d,"delta":{"tool_calls":[' % index + orjson.dumps(_call(gained))
             rest = b']},"logprobs":null,"finish_reason":null}'
@@ -131,8 +140,14 @@ class ChatFrames(Frames):
             },
             "logprobs": chat_logprobs(written.chances, self._speller) if wanted else None,
             "finish_reason": written.finish,
+            **({"token_ids": written.tokens} if self._order.options.shows_tokens else {}),
             **({DETAIL: written.why} if written.why else {}),
         }
+
+    def about(self) -> dict[str, Any]:
+        if not self._order.options.shows_tokens:
+            return {}
+        return {"prompt_token_ids": list(self._order.prompts[0])}
 
     def _logprobs(self, chances: Sequence[TokenChance]) -> bytes:
         return orjson.dumps(chat_logprobs(chances, self._speller)) if chances else b"null"
@@ -144,13 +159,18 @@ class CompletionFrames(Frames):
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
+    def __init__(self, order: Order, tokenizer: Tokenizer, *, created: int) -> None:
+        super().__init__(order, tokenizer, created=created)
+        self._begun: set[int] = set()  # choices of which a chunk went out
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         if not (delta.text or delta.chances or delta.finish):
             return b""
         text = b'{"index":%d,"text":' % index + orjson.dumps(delta.text)
         logprobs = b',"logprobs":' + orjson.dumps(self._logprobs(delta.chances))
-        finish = b',"finish_reason":' + orjson.dumps(delta.finish) + _why(delta.why) + b"}"
-        return self._before + text + logprobs + finish + self._after
+        finish = b',"finish_reason":' + orjson.dumps(delta.finish) + _why(delta.why)
+        rest = finish + _tokens(delta.tokens) + self._prompt_once(index) + b"}"
+        return self._before + text + logprobs + rest + self._after
 
     def choice(self, index: int, written: Written) -> dict[str, Any]:
         return {
@@ -158,14 +178,34 @@ class CompletionFrames(Frames):
             "text": written.text,
             "logprobs": self._logprobs(written.chances),
             "finish_reason": written.finish,
+            **self._numbers(index, written.tokens),
             **({DETAIL: written.why} if written.why else {}),
         }
+
+    def _numbers(self, index: int, tokens: Sequence[int]) -> dict[str, Any]:
+        if not self._order.options.shows_tokens:
+            return {}
+        return {"token_ids": tokens, "prompt_token_ids": self._prompt(index)}
+
+    def _prompt(self, index: int) -> list[int]:
+        return list(self._order.prompts[index // self._order.options.n])
+
+    def _prompt_once(self, index: int) -> bytes:
+        """With the first chunk of each choice."""
+        if not self._order.options.shows_tokens or index in self._begun:
+            return b""
+        self._begun.add(index)
+        return b',"prompt_token_ids":' + orjson.dumps(self._prompt(index))
 
     def _logprobs(self, chances: Sequence[TokenChance]) -> dict[str, Any] | None:
         alternatives = self._order.options.logprobs
         if alternatives is None:
             return None
         return completion_logprobs(chances, self._speller, alternatives=alternatives)
+
+
+def _tokens(numbers: Sequence[int]) -> bytes:
+    return b',"token_ids":' + orjson.dumps(numbers) if numbers else b""
 
 
 def _call(gained: CallDelta) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Options:
     tier: Tier | None = None  # as asked for; None: the client named none
     customer: str = ""  # whom it is for, of the tenant's own customers
     tags: tuple[str, ...] = ()  # name=value
+    shows_tokens: bool = False  # the tokens of prompt and answer are told, as numbers
 
 
 def read_options(
@@ -74,6 +75,7 @@ def read_options(
         stop=_stop(fields),
         shows_stop=fields.flag("include_stop_str_in_output"),
         shows_special=not fields.flag("skip_special_tokens", default=True),
+        shows_tokens=fields.flag("return_token_ids"),
         shows_ids=fields.flag("return_tokens_as_token_ids"),
         last_tokens=read_last_tokens(fields),
         stop_tokens=fields.token_ids("stop_token_ids", MOST_STOP_TOKENS),

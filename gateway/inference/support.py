@@ -23,8 +23,7 @@ REFUSED = (
     "tools", "functions", "tool_choice", "function_call", "modalities", "audio",
     "web_search_options", "moderation", "suffix", "use_beam_search",
     "prompt_logprobs", "allowed_token_ids", "bad_words", "chat_template", "documents",
-    "add_special_tokens", "echo", "logits_processors", "mm_processor_kwargs", "return_token_ids",
-    "vllm_xargs",
+    "add_special_tokens", "echo", "logits_processors", "mm_processor_kwargs", "vllm_xargs",
 )  # fmt: skip
 # Values of refused fields that ask for what we do anyway.
 HARMLESS: dict[str, Sequence[Any]] = {
@@ -41,7 +40,6 @@ HARMLESS: dict[str, Sequence[Any]] = {
     "documents": ([],),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
-    "return_token_ids": (False,),
     "vllm_xargs": ({},),
 }
 

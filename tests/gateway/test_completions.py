@@ -1,6 +1,7 @@
 """The completions endpoint: prompts of every kind, echo, and its own logprobs."""
 
 from tests.gateway.serving import BASE, ask, post, serving
+from tests.gateway.test_streaming import frames
 
 PATH = "/v1/completions"
 
@@ -156,3 +157,39 @@ async def test_tokens_may_be_named_by_number(tmp_path):
         logprobs = got.json["choices"][0]["logprobs"]
         assert logprobs["tokens"] == ["token_id:7", "token_id:8"]
         assert set(logprobs["top_logprobs"][0]) == {"token_id:7", "token_id:8"}
+
+
+async def test_the_tokens_themselves_are_told_where_that_is_asked_for(tmp_path):
+    """As many as are billed, the one that ends the answer included; whole and streamed alike."""
+    async with serving(tmp_path) as server:
+        spelled = server.tokenizer.encode("Hello 🙂 there", add_special=False)
+        server.script(lambda _: [*spelled, 2])
+        wanted = {"return_token_ids": True, "max_tokens": 60}
+        got = (await ask(server.port, asked(prompt=["dog", "fox"], **wanted))).json
+        prompts = [submit.tokens for submit in server.engine.submitted]
+        assert [c["token_ids"] for c in got["choices"]] == [[*spelled, 2]] * 2
+        assert sorted(c["prompt_token_ids"] for c in got["choices"]) == sorted(prompts)
+        assert got["usage"]["completion_tokens"] == 2 * (len(spelled) + 1)
+        cut = (await ask(server.port, asked(stop=" there", **wanted))).json
+        assert len(cut["choices"][0]["token_ids"]) == cut["usage"]["completion_tokens"]
+
+        streamed = frames((await ask(server.port, asked(stream=True, **wanted))).body)
+        choices = [chunk["choices"][0] for chunk in streamed]
+        assert [t for c in choices for t in c.get("token_ids", ())] == [*spelled, 2]
+        assert [bool(c.get("prompt_token_ids")) for c in choices] == [
+            True, *[False] * (len(choices) - 1)
+        ]  # fmt: skip
+
+
+async def test_the_tokens_of_a_chat_are_told_too(tmp_path):
+    async with serving(tmp_path) as server:
+        server.script(lambda _: [7, 8, 2])
+        chat = {"model": BASE, "messages": [{"role": "user", "content": "Hello"}],
+                "return_token_ids": True}  # fmt: skip
+        got = (await ask(server.port, post(chat))).json
+        assert got["prompt_token_ids"] == server.last.tokens
+        assert got["choices"][0]["token_ids"] == [7, 8, 2]
+        first, *rest = frames((await ask(server.port, post({**chat, "stream": True}))).body)
+        assert first["prompt_token_ids"] == server.last.tokens
+        told = [t for chunk in rest for t in chunk["choices"][0].get("token_ids", ())]
+        assert told == [7, 8, 2]

@@ -57,6 +57,7 @@ BOTH = [
     Row("ignore_eos", [True, False], NOT_FLAGS),
     Row("include_stop_str_in_output", [True, False], NOT_FLAGS),
     Row("skip_special_tokens", [True, False], NOT_FLAGS),
+    Row("return_token_ids", [True, False], NOT_FLAGS),
     Row("return_tokens_as_token_ids", [True, False], NOT_FLAGS),
     Row("truncate_prompt_tokens", [-1, 1, 100], NOT_WHOLE, [0, -2]),
     Row("logit_bias", [{}, {"5": -100, "6": 1.5}], NOT_OBJECTS,
