@@ -52,6 +52,9 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).project(arguments.tenant)
         row = await CatalogService(session, project.id, desk.now).publish(arguments.name, adapter)
+        change = {"name": row.name, "version": row.version, "digest": row.digest}
+        await desk.note(session, project.organisation_id, "adapter.created", row.id,
+                        project=project.id, change=change)  # fmt: skip
         return _row(row) | {"megabytes": f"{report.nbytes / 1e6:.1f}"}
 
 
@@ -67,6 +70,10 @@ async def revoke(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
         retired = await CatalogService(session, project.id, desk.now).retire(
             arguments.name, grace_s=arguments.grace
         )
+        for row in retired:
+            change = {"name": row.name, "version": row.version, "grace_s": arguments.grace}
+            await desk.note(session, project.organisation_id, "adapter.retired", row.id,
+                            project=project.id, change=change)  # fmt: skip
         return [_row(row) for row in retired]
 
 

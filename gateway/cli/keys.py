@@ -76,9 +76,13 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
         if arguments.admin:
             organisation = await service.organisation(arguments.organisation)
             key = service.issue_admin(organisation, terms, peppers=peppers, role=role)
+            await desk.note(session, organisation.id, "api_key.created", key.id,
+                            change={"role": role})  # fmt: skip
         else:
             project = await service.project(arguments.tenant)
             key = service.issue(project, terms, peppers=peppers, environment=arguments.environment)
+            await desk.note(session, project.organisation_id, "api_key.created", key.id,
+                            project=project.id)  # fmt: skip
     return {"id": key.id, "name": terms.name, "expires": terms.expires_at, "key": key.text}
 
 
@@ -117,6 +121,8 @@ async def list_all(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
 async def revoke(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         key = await IdentityService(session, desk.now).revoke(arguments.key)
+        await desk.note(session, key.organisation_id, "api_key.deleted", key.id,
+                        project=key.project_id)  # fmt: skip
         return {"id": key.id, "name": key.name, "revoked": key.revoked_at}
 
 

@@ -40,8 +40,16 @@ def add(group: Commands) -> None:
 
 async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
+        known = await IdentityRepository(session).organisation(arguments.organisation)
         service = IdentityService(session, desk.now)
-        return _row(await service.create_project(arguments.name, arguments.organisation))
+        project = await service.create_project(arguments.name, arguments.organisation)
+        owner = project.organisation_id
+        if known is None:
+            change = {"name": arguments.organisation}
+            await desk.note(session, owner, "organization.created", owner, change=change)
+        await desk.note(session, owner, "project.created", project.id, project=project.id,
+                        change={"name": project.name})  # fmt: skip
+        return _row(project)
 
 
 async def list_all(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
@@ -52,12 +60,18 @@ async def list_all(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
 async def fields(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         service = IdentityService(session, desk.now)
-        return _row(await service.set_strict(arguments.name, arguments.policy == STRICT))
+        project = await service.set_strict(arguments.name, arguments.policy == STRICT)
+        await desk.note(session, project.organisation_id, "project.updated", project.id,
+                        project=project.id,
+                        change={"unknown_fields": arguments.policy})  # fmt: skip
+        return _row(project)
 
 
 async def revoke(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).archive(arguments.name)
+        await desk.note(session, project.organisation_id, "project.archived", project.id,
+                        project=project.id)  # fmt: skip
         return _row(project) | {"archived": project.archived_at}
 
 

@@ -27,6 +27,7 @@ from gateway.usage.repository import LedgerRepository
 from gateway.usage.repricing import Repricing
 from gateway.usage.service import PriceList, close_period
 
+NOBODY = ""  # whose audit log has what belongs to no organisation
 COUNTERS_TIMEOUT_S = 10.0
 RECORDED_PAGE = 5000  # requests asked of an engine at once
 
@@ -111,12 +112,18 @@ async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
             storage=arguments.storage,
             effective_from=arguments.since,
         )
+        change = {"subject": arguments.model, "tier": price.tier}
+        await desk.note(session, NOBODY, "price.created", price.id, change=change)
         return _row(price)
 
 
 async def reprice(desk: Desk, arguments: argparse.Namespace) -> Row:
     end = arguments.to or desk.now
     done = await Repricing(desk.database, desk.now).run(arguments.since, end)
+    async with desk.database.unit_of_work() as session:
+        change = {"from": arguments.since.isoformat(), "to": end.isoformat(),
+                  "adjustments": done.adjustments, "cost_nano": done.cost_nano}  # fmt: skip
+        await desk.note(session, NOBODY, "price.repriced", "price", change=change)
     return {"adjustments": done.adjustments, "cost_usd": dollars(done.cost_nano)}
 
 
@@ -126,7 +133,10 @@ async def close(desk: Desk, arguments: argparse.Namespace) -> Row:
     except ValueError as error:
         raise InvalidRequest(f"{arguments.period!r} is no month like 2026-11") from error
     async with desk.database.unit_of_work() as session:
-        return _period(await close_period(session, period, desk.now))
+        row = await close_period(session, period, desk.now)
+        change = {"events": row.events, "cost_nano": row.cost_nano}
+        await desk.note(session, NOBODY, "period.closed", arguments.period, change=change)
+        return _period(row)
 
 
 async def list_periods(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
