@@ -53,6 +53,9 @@ class Metrics:
         self.engines_ready = Gauge(
             f"{PREFIX}_engines_ready", "Engines that can be reached.", registry=registry
         )
+        self.batches = Gauge(
+            f"{PREFIX}_batches_running", "Batches this gateway works on.", registry=registry
+        )
         self.faults = Counter(
             f"{PREFIX}_unexpected_errors", "Faults of our own code, answered with 500.",
             registry=registry,

@@ -88,11 +88,14 @@ class Asker:
         principal_of: PrincipalOf,
         *,
         tariff: TariffOf,
+        at_once: int,
     ) -> None:
+        """``at_once``: lines of all batches that are with an engine; those that wait are none."""
         self._do = services
         self.endpoints = endpoints
         self._principal_of = principal_of
         self._tariff = tariff
+        self._slots = asyncio.Semaphore(at_once)
 
     async def ask(
         self, line: Line, claim: Claim, *, key: str, endpoint: str, stop: asyncio.Event
@@ -107,7 +110,8 @@ class Asker:
             try:
                 principal = self._principal_of(key)
                 await self._give_way(principal, stop)
-                return await self._once(line, claim, attempt, principal, endpoint=work)
+                async with self._slots:
+                    return await self._once(line, claim, attempt, principal, endpoint=work)
             except GatewayError as error:
                 failures += isinstance(error, EngineFailed | DeadlineExceeded)
                 if failures >= MOST_FAILURES or not _passes(error):

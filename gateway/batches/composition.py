@@ -1,6 +1,5 @@
 """Files and batches put together: their routes, and what runs as long as a gateway does."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -56,11 +55,17 @@ class Batches:
         tools = Tools(
             database=database,
             store=store,
-            asker=Asker(services, endpoints, snapshot.holder, tariff=snapshot.batch_tariff),
+            asker=Asker(
+                services,
+                endpoints,
+                snapshot.holder,
+                tariff=snapshot.batch_tariff,
+                at_once=settings.batch_concurrency,
+            ),
             bills=Bills(database),
             principal_of=snapshot.holder,
             known=snapshot.resolve,
-            slots=asyncio.Semaphore(settings.batch_concurrency),
+            lines_at_once=settings.batch_concurrency,
             line_bytes=settings.max_body_bytes,
             clock=clock,
         )

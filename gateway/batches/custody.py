@@ -18,7 +18,7 @@ from gateway.batches.repository import NOTHING, Progress, Tenure, WorkRepository
 from gateway.db import Database, DatabaseUnavailable
 
 LEASE = timedelta(seconds=20)
-BEAT_S = 1.0
+BEAT_S = 2.0
 
 Change = Callable[[AsyncSession, Batch], Awaitable[Batch]]
 

@@ -21,7 +21,8 @@ from gateway.errors import Conflict
 from gateway.metrics import Metrics
 
 POLL_S = 1.0
-MOST_AT_ONCE = 8  # batches of one gateway
+MOST_AT_ONCE = 32  # batches of one gateway
+MOST_OF_ONE = 8  # of them, those of one project: its limits may make them wait for hours
 LOOKED_AT = 200  # free ones, to find those of projects that have none running
 AGAIN_S = 30.0  # until a batch that failed here is tried again
 
@@ -41,12 +42,16 @@ class Runner:
 
     async def run(self) -> None:
         """For ever."""
+        reachable = True
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
                     await self._take_some(group)
+                    reachable = True
                 except (DatabaseUnavailable, Conflict) as error:
-                    log.info("no batch was looked for: %s", error)
+                    if reachable:
+                        log.warning("batches wait: %s", error)
+                    reachable = False
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hint.wait(), POLL_S)
                 self._hint.clear()
@@ -62,14 +67,16 @@ class Runner:
                 tenure := await to_the_end(self._take(batch))
             ):
                 self._running[batch] = project
+                self._metrics.batches.set(len(self._running))
                 group.create_task(self._work(tenure), name=f"batch {batch}")
 
     def _in_turn(self, free: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """Projects that have none running go first; of one project, the oldest."""
-        running, turn = Counter(self._running.values()), []
+        running, turn = Counter(self._running.values()), list[tuple[int, int, str, str]]()
         now = time.monotonic()
         for place, (batch, project) in enumerate(free):
-            if batch not in self._running and self._not_before.get(batch, 0.0) <= now:
+            due = self._not_before.get(batch, 0.0) <= now
+            if batch not in self._running and due and running[project] < MOST_OF_ONE:
                 turn.append((running[project], place, batch, project))
                 running[project] += 1
         return [(batch, project) for _, _, batch, project in sorted(turn)]
@@ -96,6 +103,7 @@ class Runner:
             log.exception("unexpected error in batch %s", tenure.batch, exc_info=errors)
         finally:
             self._running.pop(tenure.batch, None)
+            self._metrics.batches.set(len(self._running))
             with contextlib.suppress(DatabaseUnavailable, Conflict):
                 await custody.let_go()
             self._hint.set()

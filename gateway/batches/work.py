@@ -41,7 +41,7 @@ class Tools:
     bills: Bills
     principal_of: Callable[[str], Principal]
     known: Callable[[Principal, str], object]  # raises ModelNotFound
-    slots: asyncio.Semaphore  # lines that are asked at once, of all batches
+    lines_at_once: int  # of one batch, those that wait for their limits included
     line_bytes: int
     clock: Callable[[], datetime]
 
@@ -51,6 +51,7 @@ class Work:
 
     def __init__(self, tools: Tools, custody: Custody) -> None:
         self._do, self._custody = tools, custody
+        self._slots = asyncio.Semaphore(tools.lines_at_once)
         self._answered: list[Answered] = []
         self._news = asyncio.Event()
         self._asked_all = False
@@ -150,9 +151,8 @@ class Work:
             if not some:
                 return
             for line, claim in zip(some, await self._claim(some, begun), strict=True):
-                await self._do.slots.acquire()
+                await self._slots.acquire()
                 if stop.is_set():
-                    self._do.slots.release()
                     return
                 task = group.create_task(self._ask(row, line, claim))
                 task.add_done_callback(self._free_slot)
@@ -203,7 +203,7 @@ class Work:
 
     def _free_slot(self, _task: asyncio.Task[None]) -> None:
         """Also of one that was cancelled before it began."""
-        self._do.slots.release()
+        self._slots.release()
 
     async def _write_answers(self) -> None:
         """All that came, in one transaction, again and again; those that come meanwhile gather."""

@@ -222,6 +222,25 @@ async def test_a_key_that_is_revoked_takes_its_batch_with_it(database, tmp_path)
         assert {each["response"]["status_code"] for each in refused} == {401}
 
 
+async def test_a_batch_that_waits_for_its_limits_keeps_no_others_waiting(database, tmp_path):
+    terms = KeyTerms(requests_per_minute=4)
+    async with batching(database, tmp_path, terms=terms, batch_concurrency=2) as desk:
+        slow = await desk.send([line(n) for n in range(20)])
+        await until(lambda: len(desk.engine.submitted) >= 2)
+        quick = await desk.send([line(1)], "globex")
+        assert (await desk.end_of(quick, "globex")).status == "completed"
+        assert (await desk.client().batches.retrieve(slow.id)).status == "in_progress"
+
+
+async def test_a_gateway_that_stops_lets_its_batches_go_at_once(database, tmp_path):
+    async with batching(database, tmp_path) as desk:
+        desk.engine.knobs.token_delay_s = 0.2
+        batch = await desk.send([line(n) for n in range(3)])
+        await until(lambda: len(desk.engine.submitted) == 3)
+    assert await taken(desk, batch.id, "log_b") is not None
+    assert await desk.events() == []
+
+
 async def test_a_batch_is_taken_over_and_who_had_it_writes_nothing_more(database, tmp_path):
     async with batching(database, tmp_path, running=False) as desk:
         batch = await desk.send([line(1)])
