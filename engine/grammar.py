@@ -2,12 +2,18 @@
 
 A grammar is a text in llguidance's notation. Sizes and work are bounded, so that one request can
 hold up neither: the limits count symbols, states and steps, not seconds, and are generous for
-what people write. Torch-free.
+what people write. Compiling recurses through schemas and references as deep as they go, so it
+happens in threads whose stacks hold the deepest that fits in a text of the greatest size.
+Torch-free.
 """
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLParserLimits
 
 MOST_CHARS = 1 << 19
+STACK_BYTES = 256 << 20  # of address space; memory is taken as it is used
 
 
 def limits() -> LLParserLimits:
@@ -20,3 +26,17 @@ def limits() -> LLParserLimits:
         max_grammar_size=500_000,
         verbose_errors=False,  # messages reach logs and clients
     )
+
+
+def compiling_threads(count: int) -> ThreadPoolExecutor:
+    """A pool whose threads exist already: the size of a stack is said when a thread is made."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix="grammar")
+    all_there = threading.Barrier(count + 1)
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        for _ in range(count):
+            pool.submit(all_there.wait)
+        all_there.wait()
+    finally:
+        threading.stack_size(usual)
+    return pool

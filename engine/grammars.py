@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from engine.errors import GrammarInvalid
-from engine.grammar import limits
+from engine.grammar import compiling_threads, limits
 from engine.matcher import Matcher, Turn
 from engine.step import Masks
 
@@ -52,7 +52,7 @@ class LlGrammars:
         """``tokenizer``: a tokenizer.json; it is read in the background."""
         self._executor = LLExecutor(threads)
         self._masking = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._compiling = ThreadPoolExecutor(2, thread_name_prefix="grammars")
+        self._compiling = compiling_threads(2)
         self._kept: OrderedDict[str, Future[Matcher]] = OrderedDict()
 
         def read() -> LLTokenizer:
@@ -82,9 +82,10 @@ class LlGrammars:
         except Exception as error:  # the library raises nothing more special
             raise GrammarInvalid(f"the model's tokenizer cannot be used: {error}") from error
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # forks know what the first mask took to find out
         if matcher.is_error():
             raise GrammarInvalid(matcher.get_error()[:500])
-        matcher.compute_bitmask()  # forks know what the first mask took to find out
         return GrammarMatcher(matcher)
 
     def _masks(self, turns: Sequence[Turn]) -> Masks:

@@ -7,24 +7,27 @@ smallest part of it that is.
 
 import asyncio
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from engine.grammar import MOST_CHARS, limits
+from engine.grammar import MOST_CHARS, compiling_threads, limits
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.inference.schema import DEFINITIONS, JsonSchema, Schema, parts
 from gateway.inference.structure import Notation, Structure
 
 THREADS = 2
-KEPT = 1024  # findings
+KEPT = 256  # findings, of up to half a megabyte each
 WAITING = 64  # checks under way or waiting for a thread
 SECONDS = 5.0  # a client waits for a check; what we know of takes tens of milliseconds
-PROBED = 200  # parts of a schema looked at to find the one at fault
+PROBED_SECONDS = 0.5  # to find the part of a schema that is at fault
+BUSY = "Too many grammars are being compiled."
 _KEYWORD = re.compile(r'"([^"]+)"|^(oneOf)\b')
 
 
@@ -45,24 +48,30 @@ class Flaw:
     path: str | None = None  # the field, where it is not the structure's own
 
 
+Finding = Future[Grammar | Flaw]
+
+
 class GrammarCheck:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._threads = compiling_threads(THREADS)
         self._compiler = Compiler()
-        self._found: OrderedDict[tuple[Notation, str], asyncio.Future[Grammar | Flaw]]
-        self._found = OrderedDict()
-        self._waiting = 0
+        self._found: OrderedDict[bytes, Finding] = OrderedDict()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def require(self, structure: Structure) -> Grammar:
         """Raises InvalidRequest with the path of what is at fault, or Unavailable."""
+        finding = self._find(structure)
         try:
-            found = await asyncio.wait_for(asyncio.shield(self._find(structure)), SECONDS)
+            found = await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(finding)), SECONDS
+            )  # others may wait for the same
         except TimeoutError:
+            if not finding.running():
+                raise Unavailable(BUSY, retry_after=1.0) from None
             raise InvalidRequest(
                 f"{structure.path} takes more than {SECONDS:g} s to compile; simplify it.",
                 param=structure.path,
@@ -73,24 +82,17 @@ class GrammarCheck:
         left_out = (f"{structure.path}:{keyword}" for keyword in found.ignored)
         return Grammar(found.text, (*structure.ignored, *left_out))
 
-    def _find(self, structure: Structure) -> asyncio.Future[Grammar | Flaw]:
-        key = (structure.notation, structure.source)
+    def _find(self, structure: Structure) -> Finding:
+        key = blake2b(f"{structure.notation.name} {structure.source}".encode()).digest()
         found = self._found.get(key)
         if found is None:
-            if self._waiting >= WAITING:
-                raise Unavailable("Too many grammars are being compiled.", retry_after=1.0)
-            self._waiting += 1
-            loop = asyncio.get_running_loop()
-            found = loop.run_in_executor(self._threads, self._compiler.compile, structure)
-            found.add_done_callback(self._done)
-            self._found[key] = found
+            if sum(not finding.done() for finding in self._found.values()) >= WAITING:
+                raise Unavailable(BUSY, retry_after=1.0)
+            found = self._found[key] = self._threads.submit(self._compiler.compile, structure)
             if len(self._found) > KEPT:
                 self._found.popitem(last=False)
         self._found.move_to_end(key)
         return found
-
-    def _done(self, found: asyncio.Future[Grammar | Flaw]) -> None:
-        self._waiting -= 1
 
 
 class Compiler:
@@ -118,16 +120,19 @@ class Compiler:
         return Grammar(text, tuple(_left_out(matcher)))
 
     def _matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=limits())
+        """Some grammars show only at the first mask that nothing matches them."""
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return matcher
 
     def _locate(self, schema: JsonSchema, lenient: bool, message: str) -> Flaw:
         """Walk down as long as some part has a fault of its own."""
         shared = {key: schema.schema[key] for key in DEFINITIONS if key in schema.schema}
-        part, at, left = schema.schema, "", PROBED
+        part, at, until = schema.schema, "", time.monotonic() + PROBED_SECONDS
         while True:
             for path, inner in parts(part):
-                left -= 1
-                if left < 0:
+                if time.monotonic() > until:
                     return Flaw(message, at)
                 if fault := self._fault(inner, shared, lenient):
                     part, at, message = inner, at + path, fault
@@ -176,4 +181,6 @@ def _left_out(matcher: LLMatcher) -> list[str]:
 
 
 def _line(message: str) -> str:
+    if message.startswith("NoExtension"):
+        return "nothing matches it"
     return " ".join(message.split())[:500].rstrip(".")

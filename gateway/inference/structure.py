@@ -20,6 +20,7 @@ from gateway.inference.schema import ANY_OBJECT, JsonSchema
 
 MOST_PATTERN_CHARS = 1 << 14
 MOST_GRAMMAR_CHARS = 1 << 15
+MOST_GBNF_CHARS = 1 << 13  # what reads it is slow
 MOST_WORDS = 4096
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -196,8 +197,9 @@ def _choice(value: Any, path: str) -> Structure:
 def _grammar(value: Any, path: str) -> Structure:
     """In Lark's notation or in GBNF's."""
     text = checked_text(value, path)
-    if len(text) > MOST_GRAMMAR_CHARS:
-        raise out_of_range(f"{len(text)} characters long", f"at most {MOST_GRAMMAR_CHARS}", path)
+    most = MOST_GBNF_CHARS if "::=" in text else MOST_GRAMMAR_CHARS
+    if len(text) > most:
+        raise out_of_range(f"{len(text)} characters long", f"at most {most}", path)
     return Structure(path, Notation.GRAMMAR, text)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
 
 import pytest
 
@@ -9,7 +10,7 @@ from engine.protocol import RefusalCode
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.inference import grammars as module
 from gateway.inference.fields import Fields
-from gateway.inference.grammars import GrammarCheck
+from gateway.inference.grammars import Grammar, GrammarCheck
 from gateway.inference.schema import MOST_BYTES, MOST_DEPTH
 from gateway.inference.structure import Notation, Structure, read_structure
 from gateway.inference.wire import read_chat, read_completion
@@ -235,21 +236,52 @@ async def test_a_schema_is_compiled_once_for_all_who_ask(check, monkeypatch):
 
 
 async def test_a_slow_check_is_given_up_and_a_flood_refused(check, monkeypatch):
-    release = asyncio.Event()
-
-    async def never() -> None:
-        await release.wait()
-
+    running, queued = Future(), Future()
+    running.set_running_or_notify_cancel()
+    submitted = iter([running, queued])
     monkeypatch.setattr(module, "SECONDS", 0.05)
-    monkeypatch.setattr(module, "WAITING", 1)
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "run_in_executor", lambda *_: asyncio.ensure_future(never()))
+    monkeypatch.setattr(module, "WAITING", 2)
+    monkeypatch.setattr(check._threads, "submit", lambda *_: next(submitted))
     with pytest.raises(InvalidRequest, match="simplify") as caught:
         await check.require(Structure("guided_regex", Notation.REGEX, "a"))
     assert caught.value.param == "guided_regex"
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable):  # it never got a thread: others' grammars are slow
         await check.require(Structure("guided_regex", Notation.REGEX, "b"))
-    release.set()
+    with pytest.raises(Unavailable):
+        await check.require(Structure("guided_regex", Notation.REGEX, "c"))
+
+
+def chain(length):
+    """Definitions that refer to each other, so that compiling goes as deep as they are many."""
+    link = {"type": "object", "required": [""]}
+    links = {str(i): {**link, "properties": {"": {"$ref": f"#/$defs/{i + 1}"}}}
+             for i in range(length)}  # fmt: skip
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"guided_json": chain(1200)},  # overflows the stack of a usual thread
+        {"guided_regex": "(" * 8000 + "a" + ")" * 8000},
+        {"guided_regex": "(((a{0,999}){0,999}){0,999}){0,999}"},
+        {"guided_grammar": "start: " + "(" * 15_000 + '"a"' + ")" * 15_000},
+        {"guided_grammar": "root ::= " + "(" * 4000 + '"a"' + ")" * 4000},
+        {"guided_json": {"$ref": "#"}},
+        {"guided_json": {"type": "string", "minLength": 10**6}},
+        {"guided_json": {"anyOf": [{"properties": {"k": {"const": i}}} for i in range(300)]}},
+    ],
+    ids=range(8),
+)
+async def test_what_is_made_to_hurt_is_answered_one_way_or_the_other(check, body):
+    structure = read(**body)
+    (found,) = await asyncio.gather(check.require(structure), return_exceptions=True)
+    assert isinstance(found, Grammar | InvalidRequest)
+    assert isinstance(found, Grammar) or len(found.message) < 700
+
+
+async def test_a_schema_that_nothing_matches_is_refused(check):
+    assert "nothing matches it" in (await refusal(check, guided_json={"$ref": "#"})).message
 
 
 def test_completions_know_it_too():
