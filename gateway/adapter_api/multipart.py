@@ -4,6 +4,7 @@ The files are spooled to disk by the parser as they arrive; here they are only c
 request can bring more than the limit, and handed on in parts.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from starlette.types import Message
 from gateway.adapter_api.forms import CreateUpload
 from gateway.adapter_api.staging import FILES, MAX_PART_BYTES
 from gateway.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
-from gateway.http import ClientGone
+from gateway.http import BODY_SECONDS, ClientGone
 
 FORM_BYTES = 1 << 20  # allowed beside the files
 PIECE = 1 << 20
@@ -82,12 +83,19 @@ async def receive_form(request: Request, *, limit: int) -> tuple[CreateUpload, d
 
 
 def counted_request(request: Request, limit: int) -> Request:
-    """The same, but reading more than ``limit`` bytes of its body raises BodyTooLarge."""
+    """The same, but reading more than ``limit`` bytes of its body raises BodyTooLarge.
+
+    A body that stalls raises InvalidRequest.
+    """
     received = 0
 
     async def receive() -> Message:
         nonlocal received
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await request.receive()
+        except TimeoutError:
+            raise InvalidRequest("The body stalled.", code="timeout") from None
         received += len(message.get("body", b""))
         if received > limit:
             raise BodyTooLarge(f"The body is larger than {limit} bytes.")

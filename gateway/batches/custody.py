@@ -1,7 +1,7 @@
 """The right of this gateway to work on one batch, held by beating while it does.
 
 Whoever loses it finds out at the next write at the latest: a write under an older fence changes
-nothing. Gateways' clocks may differ by less than LEASE less BEAT.
+nothing. Gateways' clocks may differ by less than HELD_FOR less BEAT_S.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from gateway.batches.models import Batch, BatchState
 from gateway.batches.repository import NOTHING, Progress, Tenure, WorkRepository
 from gateway.db import Database, DatabaseUnavailable
 
-LEASE = timedelta(seconds=20)
+HELD_FOR = timedelta(seconds=20)
 BEAT_S = 2.0
 
 Change = Callable[[AsyncSession, Batch], Awaitable[Batch]]
@@ -59,7 +59,7 @@ class Custody:
     ) -> Batch:
         """Within a transaction. Raises CustodyLost."""
         row = await WorkRepository(session).hold(
-            self._tenure, progress, held_until=self._clock() + LEASE, **values
+            self._tenure, progress, held_until=self._clock() + HELD_FOR, **values
         )
         if row is None:
             raise CustodyLost(self.batch)

@@ -1,8 +1,8 @@
 """Takes batches that nobody works on, and works on them: some at once, their lines in turn.
 
 Of several gateways one has a batch. It names itself by its usage log, so that after a crash it has
-its own batches back at once; those of a gateway that stays away are free when its lease has run
-out. Belongs to one event loop.
+its own batches back at once; those of a gateway that stays away are free when its custody has
+run out. Belongs to one event loop.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gateway.background import to_the_end
-from gateway.batches.custody import LEASE, Custody, CustodyLost
+from gateway.batches.custody import HELD_FOR, Custody, CustodyLost
 from gateway.batches.repository import Tenure, WorkRepository
 from gateway.batches.work import Tools, Work
 from gateway.db import DatabaseUnavailable
@@ -84,7 +84,7 @@ class Runner:
     async def _take(self, batch: str) -> Tenure | None:
         now = self._do.clock()
         async with self._do.database.unit_of_work() as session:
-            return await WorkRepository(session).take(batch, self._owner, now, now + LEASE)
+            return await WorkRepository(session).take(batch, self._owner, now, now + HELD_FOR)
 
     async def _work(self, tenure: Tenure) -> None:
         """One batch to its end, or until it cannot go on here. Never raises but when cancelled."""

@@ -59,13 +59,14 @@ def file_router(gate: Gate, shelf: Shelf) -> APIRouter:
     @router.post("", summary="Upload a file", openapi_extra=UPLOAD)
     async def upload(request: Request, who: Who) -> Json:
         sent = await receive_file(request, limit=shelf.limits.max_bytes)
-        row = await shelf.add(
-            who,
-            sent.source,
-            filename=sent.filename,
-            purpose=sent.purpose,
-            lifetime=sent.lifetime,
-        )
+        with sent.source as source:
+            row = await shelf.add(
+                who,
+                source,
+                filename=sent.filename,
+                purpose=sent.purpose,
+                lifetime=sent.lifetime,
+            )
         return file_of(row)
 
     @router.get("", summary="Your files")

@@ -271,3 +271,11 @@ def test_a_table_lines_up():
     rows = [{"name": "a", "rpm": None}, {"name": "long-name", "rpm": 5}]
     assert as_table(rows) == "NAME       RPM\na          -\nlong-name  5"
     assert as_table([]) == "(none)"
+
+
+def test_how_long_responses_are_kept_is_a_tenants_own(shell):
+    shell.ok("tenant", "create", "acme")
+    assert shell.ok("tenant", "retention", "acme", "--days", "7") == {"name": "acme", "days": 7}
+    assert shell.ok("tenant", "retention", "acme", "--days", "0")["days"] == 0
+    assert "--days" in shell.fails("tenant", "retention", "acme", "--days", "-1")
+    assert "nobody" in shell.fails("tenant", "retention", "nobody", "--days", "1")

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from openai import APIStatusError, NotFoundError, PermissionDeniedError
 
-from gateway.batches.custody import LEASE, Custody, CustodyLost
+from gateway.batches.custody import HELD_FOR, Custody, CustodyLost
 from gateway.batches.repository import WorkRepository
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.inference.tier import BATCH_PRIORITY
@@ -68,6 +68,18 @@ async def test_completions_are_answered_too_and_a_line_that_is_refused_is_in_the
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 400)
     assert refused["response"]["body"]["error"]["param"] == "temperature"
     assert len(await desk.events()) == 1
+
+
+async def test_texts_become_vectors_billed_by_their_input_alone(desk):
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings",
+             "body": {"model": BASE, "input": ["Hello", "world"], "dimensions": 4}}  # fmt: skip
+    batch = await desk.end_of(await desk.send([asked], endpoint="/v1/embeddings"))
+    (answer,) = await desk.lines(batch.output_file_id)
+    body = answer["response"]["body"]
+    assert [len(one["embedding"]) for one in body["data"]] == [4, 4]
+    (event,) = await desk.events()
+    assert (event["endpoint"], event["completion_tokens"]) == ("embeddings", 0)
+    assert event["cost_nano"] == body["usage"]["prompt_tokens"] * 1000
 
 
 async def test_an_input_that_is_not_right_fails_whole_and_names_the_line(desk):
@@ -246,7 +258,7 @@ async def test_a_batch_is_taken_over_and_who_had_it_writes_nothing_more(database
         batch = await desk.send([line(1)])
         first = await taken(desk, batch.id, "log_a")
         assert await taken(desk, batch.id, "log_b") is None
-        desk.clock.ahead = LEASE + timedelta(seconds=1)
+        desk.clock.ahead = HELD_FOR + timedelta(seconds=1)
         second = await taken(desk, batch.id, "log_b")
         with pytest.raises(CustodyLost):
             await Custody(database, first, clock=desk.clock).write()
@@ -260,4 +272,4 @@ async def test_a_batch_is_taken_over_and_who_had_it_writes_nothing_more(database
 async def taken(desk, batch: str, owner: str):
     now = desk.clock()
     async with desk.database.unit_of_work() as session:
-        return await WorkRepository(session).take(batch, owner, now, now + LEASE)
+        return await WorkRepository(session).take(batch, owner, now, now + HELD_FOR)
