@@ -123,11 +123,14 @@ def test_an_invalid_grammar_is_refused_and_a_slow_one_waited_for() -> None:
     engine.step(10)
     assert engine.finish("free") == Finish.LENGTH
     assert not engine.outputs[0, "slow"]
+    engine.clock.advance(2)
     grammars.settle()
     engine.run()
     assert engine.refused[0, "bad"].code == RefusalCode.INVALID
     assert "unknown name" in engine.refused[0, "bad"].detail
     assert len(engine.tokens("slow")) == 9
+    waited = [line for line in engine.metrics.text().splitlines() if 'cause="grammar"' in line]
+    assert any(line.endswith(" 4.0") for line in waited), waited  # both of them
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_cancelled() -> None:

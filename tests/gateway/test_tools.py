@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.inference.calling import CallSupport
 from gateway.inference.fields import Fields
-from gateway.inference.grammars import GrammarCheck
+from gateway.inference.grammars import Compiler, GrammarCheck
 from gateway.inference.structure import read_structure
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tool_prompt import told
@@ -155,6 +155,55 @@ async def test_what_is_enforced_is_a_grammar_that_can_be_followed(style, body):
     box = read_tools(Fields(body))
     assert await check.require(STYLES[style].structure(box, None))
     check.close()
+
+
+ENDS, GOES_ON, NO = "it may end", "it goes on", "no"
+
+
+def judged(structure, text):
+    """What a grammar says of a text: whether it may end there, go on, or is none of its own."""
+    compiler = Compiler()
+    matcher = compiler._matcher(compiler.compile(structure).text)
+    if matcher.try_consume_tokens(list(text.encode())) < len(text.encode()):
+        return NO
+    return ENDS if matcher.is_accepting() else GOES_ON
+
+
+HERMES, LLAMA = STYLES["hermes"], STYLES["llama3_json"]
+ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+BARE = '{"name": "weather", "parameters": {"city": "Paris"}}'
+
+
+@pytest.mark.parametrize(
+    ("style", "more", "text", "verdict"),
+    [
+        (HERMES, {}, "", ENDS),
+        (HERMES, {}, "Just text, a < b.", ENDS),
+        (HERMES, {}, "I look.\n" + ONE, ENDS),
+        (HERMES, {}, ONE + "\n" + ONE + " done", ENDS),
+        (HERMES, {}, "<tool_call>\n{", GOES_ON),
+        (HERMES, {}, "<tool_call> anything", NO),
+        (HERMES, {}, ONE.replace("weather", "nobody"), NO),
+        (HERMES, {}, ONE.replace('"Paris"', "7"), NO),
+        (HERMES, {"parallel_tool_calls": False}, ONE, ENDS),
+        (HERMES, {"parallel_tool_calls": False}, ONE + "\n", NO),
+        (HERMES, {"tool_choice": "required"}, "", GOES_ON),
+        (HERMES, {"tool_choice": "required"}, "text", NO),
+        (HERMES, {"tool_choice": "required"}, ONE + "\n" + ONE, ENDS),
+        (HERMES, {"tool_choice": named("time")}, ONE, NO),
+        (LLAMA, {}, "Just text {with braces}", ENDS),
+        (LLAMA, {}, BARE, ENDS),
+        (LLAMA, {}, BARE + "; " + BARE, ENDS),
+        (LLAMA, {}, '{"name": "nobody"', NO),
+        (LLAMA, {}, "{text", NO),
+        (LLAMA, {"parallel_tool_calls": False}, BARE + ";", NO),
+        (LLAMA, {"tool_choice": "required"}, "text", NO),
+        (LLAMA, {"tool_choice": named("weather")}, BARE.replace('"Paris"', "null"), NO),
+    ],
+)
+def test_what_is_enforced_is_the_models_own_notation(style, more, text, verdict):
+    box = read_tools(Fields({"tools": [tool(strict=True), TOOLS[1]], **more}))
+    assert judged(style.structure(box, None), text) == verdict
 
 
 def test_nothing_is_enforced_that_was_not_asked_for():
