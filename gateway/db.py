@@ -153,9 +153,17 @@ class Database:
             await session.commit()
 
     @asynccontextmanager
-    async def publish(self, *, within: Tenancy | None = None) -> AsyncIterator[AsyncSession]:
-        """A unit of work that every running gateway sees within a second."""
+    async def publish(
+        self, *, within: Tenancy | None = None, alone: bool = False
+    ) -> AsyncIterator[AsyncSession]:
+        """A unit of work that every running gateway sees within a second.
+
+        ``alone``: none of its kind runs beside it, as on SQLite never does: for a change that
+        looks at what there is before it writes.
+        """
         async with self.unit_of_work(within=within) as session:
+            if alone:
+                await session.get(Epoch, EPOCH_ROW, with_for_update=True)
             yield session
             await session.flush()
             row = await session.get(Epoch, EPOCH_ROW, with_for_update=True)

@@ -67,7 +67,7 @@ class Callers:
             return found
         if name != OPERATOR:
             raise no_tenant(name)
-        async with self._database.publish() as session:
+        async with self._database.publish(alone=True) as session:
             found = await _find(session, principal.organisation, name)
             return found or _make(session, principal.organisation)
 

@@ -110,7 +110,7 @@ class Publisher:
         raise AssertionError("the last attempt returns or raises")
 
     async def _named(self, upload: AdapterUpload, adapter: AdapterRef, facts: Facts) -> Adapter:
-        async with self.database.publish() as session:
+        async with self.database.publish(alone=True) as session:
             service = CatalogService(session, upload.project_id, datetime.now(UTC))
             await service.require_room(self.quota, nbytes=facts.nbytes)
             row = await service.publish(upload.name, adapter, facts)

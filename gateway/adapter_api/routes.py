@@ -86,7 +86,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     @router.put("/aliases/{alias}", summary="Switch an alias at once, or give a canary its share")
     async def set_alias(alias: str, form: SetAlias, who: Who) -> Json:
         canary = form.canary
-        async with publisher.database.publish(within=who.tenancy) as session:
+        async with publisher.database.publish(within=who.tenancy, alone=True) as session:
             row = await _service(session, who).set_alias(
                 alias,
                 form.version,
@@ -99,13 +99,13 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         "/aliases/{alias}/rollback", summary="End the canary, or return to the version before"
     )
     async def roll_back(alias: str, who: Who) -> Json:
-        async with publisher.database.publish(within=who.tenancy) as session:
+        async with publisher.database.publish(within=who.tenancy, alone=True) as session:
             row = await _service(session, who).roll_back(alias)
             return alias_of(row, await _names(session, who))
 
     @router.delete("/aliases/{alias}", status_code=204, summary="Forget an alias")
     async def delete_alias(alias: str, who: Who) -> None:
-        async with publisher.database.publish(within=who.tenancy) as session:
+        async with publisher.database.publish(within=who.tenancy, alone=True) as session:
             await _service(session, who).delete_alias(alias)
 
     @router.get("/quota", summary="How many adapters and bytes you may keep, and keep")
@@ -160,7 +160,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     async def grant(adapter: str, grantee: str, who: Who) -> Json:
         who.require_admin(Right.ADAPTERS)
         project = await callers.project(who.principal, grantee)
-        async with publisher.database.publish() as session:
+        async with publisher.database.publish(alone=True) as session:
             await _service(session, who).grant(adapter, project)
         return {"object": "adapter.grant", "adapter": adapter, "tenant": grantee}
 
@@ -168,7 +168,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     async def revoke_grant(adapter: str, grantee: str, who: Who) -> None:
         who.require_admin(Right.ADAPTERS)
         project = await callers.project(who.principal, grantee)
-        async with publisher.database.publish() as session:
+        async with publisher.database.publish(alone=True) as session:
             await _service(session, who).revoke_grant(adapter, project)
 
     return router
@@ -273,7 +273,7 @@ class _Desk:
         self, reference: str, who: Caller, *, grace_s: float | None, wait_s: float = 0.0
     ) -> Json:
         """What runs has ``grace_s`` left; answers once nothing does, or after ``wait_s``."""
-        async with self._database.publish(within=who.tenancy) as session:
+        async with self._database.publish(within=who.tenancy, alone=True) as session:
             rows = await _service(session, who).retire(reference, grace_s=grace_s)
         ids = [row.id for row in rows]
         running = await self._residents.drained(ids, timeout_s=wait_s)
@@ -284,7 +284,7 @@ class _Desk:
         }
 
     async def pin(self, reference: str, who: Caller, *, pinned: bool) -> Json:
-        async with self._database.publish(within=who.tenancy) as session:
+        async with self._database.publish(within=who.tenancy, alone=True) as session:
             rows = await _service(session, who).pin(reference, pinned)
         for row in rows if pinned else ():
             self._residents.prefetch(row.digest, row.rank)

@@ -37,7 +37,7 @@ def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
         if not folder.is_absolute() or not await asyncio.to_thread(folder.is_dir):
             raise InvalidRequest("lora_path: no such directory here", param="lora_path")
         adapter, facts, _ = await publisher.admit(folder, force=True)
-        async with publisher.database.publish() as session:
+        async with publisher.database.publish(alone=True) as session:
             service = CatalogService(session, who.project, datetime.now(UTC))
             await service.publish(form.lora_name, adapter, facts)
             await session.flush()
@@ -50,7 +50,7 @@ def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
     @router.post("/unload_lora_adapter", summary="As in vLLM: retire it")
     async def unload(form: UnloadLora, request: Request) -> PlainTextResponse:
         who = await operator(request)
-        async with publisher.database.publish() as session:
+        async with publisher.database.publish(alone=True) as session:
             await CatalogService(session, who.project, datetime.now(UTC)).retire(form.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{form.lora_name}' removed successfully.")
 

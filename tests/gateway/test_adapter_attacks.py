@@ -279,6 +279,36 @@ async def test_gateways_that_publish_one_name_at_once_take_numbers_of_their_own(
     assert world.leftovers == []
 
 
+async def test_of_retirements_at_once_one_is_done_and_the_rest_find_nothing(world, tmp_path):
+    folder = adapter(tmp_path / "a")
+    for turn in range(2):
+        await world.push("mine", folder)
+        body = {"lora_name": "theirs", "lora_path": str(folder)}
+        assert (await world.call("POST", "/v1/load_lora_adapter", "admin", json=body)).is_success
+        for method, path, who in (
+            ("DELETE", "/v1/adapters/mine?wait_s=0", "acme"),
+            ("POST", "/v1/unload_lora_adapter", "admin"),
+        ):
+            form = {"lora_name": "theirs"}
+            answers = await asyncio.gather(
+                *(world.call(method, path, who, json=form) for _ in range(3))
+            )
+            codes = sorted(answer.status_code for answer in answers)
+            assert codes == [200, 404, 404], (turn, path)
+
+
+async def test_an_alias_never_leads_to_what_is_retired_at_the_same_time(world, tmp_path):
+    for turn in range(3):
+        await world.push("sql", adapter(tmp_path / str(turn), turn))
+        reference = {"version": f"sql@{turn + 1}"}
+        moved, retired = await asyncio.gather(
+            world.call("PUT", "/v1/adapters/aliases/prod", json=reference),
+            world.call("DELETE", f"/v1/adapters/sql@{turn + 1}?wait_s=0"),
+        )
+        assert {moved.status_code, retired.status_code} in ({200, 409}, {200, 404})
+        assert (moved.status_code == 200) == (retired.status_code == 409)
+
+
 @ONE_DATABASE
 async def test_parts_that_come_while_the_upload_is_deleted_are_refused(world, tmp_path):
     folder = adapter(tmp_path / "a")
