@@ -69,6 +69,7 @@ from gateway.spending import LedgerSpending, settle_orphans
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.recorder import Recorder
+from gateway.usage.retention import Retention
 from gateway.usage.rollups import Rollups
 
 TOKENISING_THREADS = 2
@@ -221,6 +222,8 @@ class Application:
             self._routes = with_cors(routes, settings.allowed_origins)
             tasks = {**self._tasks(database, snapshot, ledger), "limits": limiter.run()}
             tasks["credits"] = CreditExpiry(database, limiter, snapshot.rules).run()
+            if (days := settings.usage_retention_days) is not None:
+                tasks["retention"] = Retention(database, days).run()
             if (hook := settings.alert_webhook_url) is not None:
                 file = DataDir(settings.data_dir).webhook_secret
                 secret = load_secret(settings.alert_webhook_secret, file)

@@ -16,6 +16,9 @@ import msgspec
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json")
 
 
+LEAST_RETENTION_DAYS = 35
+
+
 class ConfigError(ValueError):
     """The gateway cannot start with these settings. The message says what to change."""
 
@@ -117,6 +120,7 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    usage_retention_days: int | None = None  # of single events; None: for ever
     alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
@@ -163,6 +167,11 @@ class Settings:
             raise ConfigError("key_environment='admin' is reserved for admin keys")
         if (hook := self.alert_webhook_url) is not None:
             require_web_address("alert_webhook_url", hook)
+        if (days := self.usage_retention_days) is not None and days < LEAST_RETENTION_DAYS:
+            raise ConfigError(
+                f"usage_retention_days={days} must be at least {LEAST_RETENTION_DAYS}: a month is"
+                " closed before its events go"
+            )
         if not 0 <= self.forwarded_hops <= 16:
             raise ConfigError(f"forwarded_hops={self.forwarded_hops} must be between 0 and 16")
         for origin in self.allowed_origins:

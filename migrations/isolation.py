@@ -28,6 +28,7 @@ SHARED = {
     "log_position": "",
     "plan": "SELECT",
     "rollup_watermark": "SELECT",
+    "usage_dropped": "",
 }
 # Rules that no column says.
 SPECIAL = {

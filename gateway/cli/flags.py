@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.config import TOOL_CALL_PARSERS, ConfigError, require_web_address
+from gateway.config import (
+    LEAST_RETENTION_DAYS,
+    TOOL_CALL_PARSERS,
+    ConfigError,
+    require_web_address,
+)
 
 DEFAULT_DATA_DIR = Path(".data")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -74,6 +79,7 @@ class ServeOptions:
     adapter_store: str | None
     ready_file: Path | None
     allowed_origins: tuple[str, ...]
+    usage_retention_days: int | None
     alert_webhook: str | None
     forwarded_hops: int
     priority_tier: bool
@@ -148,6 +154,12 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="ORIGIN",
         help="origins of web pages that may call the API, or * for all (default: none)",
+    )
+    group.add_argument(
+        "--usage-retention-days",
+        type=_retention,
+        metavar="DAYS",
+        help="how long single usage events of closed months are kept; sums stay (default: ever)",
     )
     group.add_argument(
         "--alert-webhook",
@@ -291,6 +303,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         adapter_store=arguments.adapter_store,
         ready_file=arguments.ready_file,
         allowed_origins=_origins(arguments.allowed_origins),
+        usage_retention_days=arguments.usage_retention_days,
         alert_webhook=_web_address(arguments.alert_webhook),
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
@@ -323,6 +336,12 @@ def _lora_module(text: str) -> LoraModule:
     if not name or not path:
         raise FlagsInvalid(f"--lora-modules {text!r} is not NAME=DIR")
     return LoraModule(name, Path(path).expanduser().resolve())
+
+
+def _retention(text: str) -> int:
+    if not text.isdigit() or int(text) < LEAST_RETENTION_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least {LEAST_RETENTION_DAYS} days")
+    return int(text)
 
 
 def _web_address(text: str | None) -> str | None:

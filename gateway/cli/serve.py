@@ -83,6 +83,7 @@ def _settings(
         database_url=Secret(options.database_url) if options.database_url else None,
         redis_url=Secret(options.redis_url) if options.redis_url else None,
         allowed_origins=options.allowed_origins,
+        usage_retention_days=options.usage_retention_days,
         alert_webhook_url=options.alert_webhook,
         forwarded_hops=options.forwarded_hops,
         priority_tier=options.priority_tier,

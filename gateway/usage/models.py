@@ -163,3 +163,15 @@ class ClosedPeriod(Base):
     closed_at: Mapped[datetime] = mapped_column(Utc)
     events: Mapped[int] = mapped_column(BigInteger)
     cost_nano: Mapped[int] = mapped_column(BigInteger)
+
+
+class DroppedUsage(Base):
+    """What a day held, by the month it was billed in, when its events went."""
+
+    __tablename__ = "usage_dropped"
+
+    day: Mapped[date] = mapped_column(Date, primary_key=True)
+    period: Mapped[date] = mapped_column(Date, primary_key=True)
+    events: Mapped[int] = mapped_column(BigInteger)
+    cost_nano: Mapped[int] = mapped_column(BigInteger)
+    dropped_at: Mapped[datetime] = mapped_column(Utc)

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Counts
 from gateway.db import Database
+from gateway.usage.event import EPOCH
 from gateway.usage.reconcile_repository import Billed, ReconcileRepository
 from gateway.usage.record import Outcome
 from gateway.usage.repository import LedgerRepository
+from gateway.usage.retention_repository import RetentionRepository
 
 GRACE_S = 60.0
 CHUNK = 1000  # ids in one query
@@ -63,25 +65,42 @@ class Reconciliation:
     def __init__(self, database: Database, *, now: float | None = None) -> None:
         self._database = database
         self._now = time.time() if now is None else now
+        self._kept_from = EPOCH
 
     async def run(self, recorded: Mapping[str, Counts] | None = None) -> Findings:
         findings = Findings()
         async with self._database.reading() as session:
             rows = ReconcileRepository(session)
+            kept = RetentionRepository(session)
+            self._kept_from = await kept.kept_from()
             await self._rollups(rows, findings)
+            await self._dropped(rows, kept, findings)
             await self._periods(LedgerRepository(session), findings)
             if recorded is not None:
                 await self._engines(rows, recorded, findings)
         return findings
 
     async def _rollups(self, rows: ReconcileRepository, findings: Findings) -> None:
-        ledger, rolled = await rows.added_up(), await rows.rolled_up()
+        ledger = await rows.added_up(self._kept_from)
+        rolled = await rows.rolled_up(self._kept_from)
         findings.compared["quarters of an hour by project"] = len(ledger)
         for place in sorted(ledger.keys() | rolled.keys()):
             ours, theirs = ledger.get(place, {}), rolled.get(place, {})
             for name in ours.keys() | theirs.keys():
                 where = f"{name} of {place}"
                 findings.differ("roll-ups", where, ours.get(name, 0), theirs.get(name, 0))
+
+    async def _dropped(
+        self, rows: ReconcileRepository, kept: RetentionRepository, findings: Findings
+    ) -> None:
+        """Days whose events are not kept any more: their sums against their roll-ups."""
+        late, dropped = await rows.totals_before(self._kept_from), await kept.dropped()
+        rolled = await rows.rolled_before(self._kept_from)
+        for place, name in enumerate(("events", "nano-dollars")):
+            findings.differ(
+                "dropped days", f"{name} before {self._kept_from:%Y-%m-%d}",
+                late[place] + dropped[place], rolled[place],
+            )  # fmt: skip
 
     async def _periods(self, rows: LedgerRepository, findings: Findings) -> None:
         closed = await rows.closed_periods()
@@ -120,7 +139,9 @@ class Reconciliation:
         self, name: str, counts: Counts, billed: Billed | None, findings: Findings
     ) -> None:
         if billed is None:
-            if self._recent(name) or not counts.finished:
+            if made_at(name) < self._kept_from.timestamp():
+                findings.count("older than what the ledger keeps")
+            elif self._recent(name) or not counts.finished:
                 findings.count("on their way")
             elif counts.completion_tokens:
                 findings.differ("engine", f"{name} is not billed", 0, counts.completion_tokens)
@@ -141,10 +162,13 @@ class Reconciliation:
                             counts.completion_tokens)  # fmt: skip
 
     def _recent(self, name: str) -> bool:
-        """By the time that a UUIDv7 begins with."""
-        digits = name.removeprefix("req_")[:12]
-        made = int(digits, 16) / 1000 if re.fullmatch(r"[0-9a-f]{12}", digits) else 0.0
-        return self._now - made < GRACE_S
+        return self._now - made_at(name) < GRACE_S
+
+
+def made_at(request: str) -> float:
+    """Unix seconds, by the time that a UUIDv7 begins with."""
+    digits = request.removeprefix("req_")[:12]
+    return int(digits, 16) / 1000 if re.fullmatch(r"[0-9a-f]{12}", digits) else 0.0
 
 
 def _reason(billed: Billed) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
@@ -28,24 +29,44 @@ class ReconcileRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def added_up(self) -> Sums:
+    async def added_up(self, since: datetime) -> Sums:
         """From the events that the watermark says are in the roll-ups."""
         event = UsageEvent
         statement = (
             select(event.project_id, event.slot, *(func.sum(share_of(name)) for name in SUMS))
             .join(RollupWatermark, RollupWatermark.log == event.log)
-            .where(event.batch <= RollupWatermark.batch)
+            .where(event.batch <= RollupWatermark.batch, event.slot >= since)
             .group_by(event.project_id, event.slot)
         )
         return _by_place((await self._session.execute(statement)).all())
 
-    async def rolled_up(self) -> Sums:
+    async def rolled_up(self, since: datetime) -> Sums:
         rollup = UsageRollup
         sums = (func.sum(getattr(rollup, name)) for name in SUMS)
-        statement = select(rollup.project_id, rollup.slot, *sums).group_by(
-            rollup.project_id, rollup.slot
+        statement = (
+            select(rollup.project_id, rollup.slot, *sums)
+            .where(rollup.slot >= since)
+            .group_by(rollup.project_id, rollup.slot)
         )
         return _by_place((await self._session.execute(statement)).all())
+
+    async def totals_before(self, moment: datetime) -> tuple[int, int]:
+        """Events and nano-dollars of what is there all the same, and rolled up."""
+        event = UsageEvent
+        statement = (
+            select(func.count(event.id), func.sum(event.cost_nano))
+            .join(RollupWatermark, RollupWatermark.log == event.log)
+            .where(event.batch <= RollupWatermark.batch, event.slot < moment)
+        )
+        events, nano = (await self._session.execute(statement)).one()
+        return int(events or 0), int(nano or 0)
+
+    async def rolled_before(self, moment: datetime) -> tuple[int, int]:
+        rollup = UsageRollup
+        cost = rollup.input_nano + rollup.cached_nano + rollup.output_nano + rollup.storage_nano
+        statement = select(func.sum(rollup.events), func.sum(cost)).where(rollup.slot < moment)
+        events, nano = (await self._session.execute(statement)).one()
+        return int(events or 0), int(nano or 0)
 
     async def billed(self, requests: Sequence[str]) -> dict[str, Billed]:
         event = UsageEvent

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.db import is_postgres
 from gateway.usage.event import Event
 from gateway.usage.log import Position
-from gateway.usage.models import ClosedPeriod, LogPosition, Price, UsageEvent
+from gateway.usage.models import ClosedPeriod, DroppedUsage, LogPosition, Price, UsageEvent
 from gateway.usage.pricing import PriceBook, Tariff
 
 COLUMNS = Event.__struct_fields__
@@ -115,10 +115,17 @@ class LedgerRepository:
         return row
 
     async def period_totals(self, period: date) -> dict[str, int]:
-        events = UsageEvent
-        statement = select(func.count(), func.coalesce(func.sum(events.cost_nano), 0))
-        count, nano = (await self._session.execute(statement.where(events.period == period))).one()
-        return {"events": count, "cost_nano": int(nano or 0)}
+        """Of events that are there, and of those whose day went."""
+        events, gone = UsageEvent, DroppedUsage
+        there = select(func.count(), func.sum(events.cost_nano)).where(events.period == period)
+        dropped = select(func.sum(gone.events), func.sum(gone.cost_nano)).where(
+            gone.period == period
+        )
+        found = [(await self._session.execute(query)).one() for query in (there, dropped)]
+        return {
+            name: sum(int(row[place] or 0) for row in found)
+            for place, name in enumerate(("events", "cost_nano"))
+        }
 
     async def to_reprice(
         self, start: datetime, end: datetime, *, after: str, most: int
