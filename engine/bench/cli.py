@@ -5,6 +5,7 @@
     linear, lora, attention    one layer's operations
     all                        decode to attention but held, one after the other
     serve                      a running server over HTTP, from this machine
+    fairness, churn, prefix    what tenants and adapters do to each other, an engine alone
     waste                      the empty end of a sequence's last page, by page size
 
 All but the last two show ours, the best stored peer on the same device, the floor from bytes and
@@ -25,7 +26,8 @@ ENGINE = ("decode", "prefill", "mixed", "held")
 OPERATIONS = ("linear", "lora", "attention")
 ALL = (*ENGINE[:3], *OPERATIONS)
 ALONE = (*ENGINE, *OPERATIONS, "all")
-OTHERS = ("serve", "waste")
+TENANTS = ("fairness", "churn", "prefix")
+OTHERS = ("serve", "waste", *TENANTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,10 @@ def main(argv: Sequence[str]) -> int:
         from engine.bench.waste import main as waste
 
         return waste(argv[1:])
+    if argv and argv[0] in TENANTS:
+        from engine.bench.tenants import main as tenants
+
+        return tenants(argv)
     options = parse(argv)
     from engine.bench.measure import measure
 

@@ -2,7 +2,7 @@
 
 The share is what the engine can do at most, measured, divided by the number of tenants. Compared
 are the others alone, all together, and all together as one tenant, which is first come first
-served. Throughput counts every token that was generated.
+served. What counts begins when the engine is full; throughput is of generated tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,11 @@ class Scene:
     answer: int = 64
     seconds: float = 60.0
     seed: int = 0
+
+    @property
+    def full_s(self) -> float:
+        """By when the engine is full: what counts begins then."""
+        return self.seconds / 4
 
     @property
     def names(self) -> list[str]:
@@ -61,8 +66,8 @@ def flood(player: Callable[[], Player], scene: Scene) -> Verdict:
         capacity=capacity,
         alone_s=_first_token_s(alone, scene),
         flooded_s=_first_token_s(together, scene),
-        tokens=_tokens(together),
-        tokens_in_turn=_tokens(in_turn),
+        tokens=together.rate(scene.full_s),
+        tokens_in_turn=in_turn.rate(scene.full_s),
     )
 
 
@@ -73,7 +78,7 @@ def _capacity(player: Player, scene: Scene) -> float:
         for one in arrivals([_stream(scene, EVERYBODY, 1000 / scene.seconds)], scene.seconds)
     ]
     played = player.play(many, until_s=scene.seconds)
-    return _tokens(played) / scene.answer
+    return played.rate(scene.full_s) / scene.answer
 
 
 def _stream(scene: Scene, tenant: str, rate: float) -> Stream:
@@ -86,7 +91,7 @@ def _play(player: Player, wanted: Sequence[Arrival], scene: Scene) -> Played:
 
 def _first_token_s(played: Played, scene: Scene) -> float:
     """Of those who came once the flood had filled the engine and while there was time to answer."""
-    first, last = scene.seconds / 4, scene.seconds * 0.9
+    first, last = scene.full_s, scene.seconds * 0.9
     seen = [one for one in played.of(scene.names) if first < one.arrival.at_s < last]
     waited = [played.seconds - one.arrival.at_s for one in seen if one.first_s is None]
     return quantile([*(s for s in map(_waited, seen) if s is not None), *waited], 0.95)
@@ -94,7 +99,3 @@ def _first_token_s(played: Played, scene: Scene) -> float:
 
 def _waited(one: Seen) -> float | None:
     return one.to_first_token_s
-
-
-def _tokens(played: Played) -> float:
-    return sum(one.tokens for one in played.seen) / played.seconds
