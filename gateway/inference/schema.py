@@ -6,6 +6,7 @@ space is bounded, for a model must not be able to go on with it for ever. Whethe
 enforced is the compiler's to find out; ``parts`` helps to say where it cannot.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -30,6 +31,7 @@ _SINGLE = (
     "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains",
     "propertyNames", "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
+_BEYOND_AUTOMATA = re.compile(r"\(\?<?[=!]|\\[1-9]")  # looking around, and back
 _SAYS_NOTHING = {"uniqueItems": False, "minItems": 0, "minLength": 0, "minProperties": 0}
 
 
@@ -39,12 +41,15 @@ class JsonSchema:
     ignored: tuple[str, ...]  # paths of what was left out
 
     @classmethod
-    def read(cls, value: Any, path: str) -> "JsonSchema":
-        """Raises InvalidRequest or InvalidType."""
+    def read(cls, value: Any, path: str, *, lenient: bool = False) -> "JsonSchema":
+        """``lenient``: a pattern that no automaton matches is left out too.
+
+        Raises InvalidRequest or InvalidType.
+        """
         if not isinstance(value, dict):
             raise InvalidType(f"{path} must be a JSON schema, an object.", param=path)
         ignored: list[str] = []
-        schema = _cleaned(value, path, 0, ignored)
+        schema = _Cleaner(lenient, ignored).cleaned(value, path)
         size = len(orjson.dumps(schema))
         if size > MOST_BYTES:
             raise InvalidRequest(
@@ -82,35 +87,45 @@ def _is(value: object) -> TypeGuard[Schema]:
     return isinstance(value, Mapping)
 
 
-def _cleaned(schema: Schema, path: str, depth: int, ignored: list[str]) -> dict[str, Any]:
-    if depth > MOST_DEPTH:
-        raise InvalidRequest(
-            f"{path[:200]} is nested more than {MOST_DEPTH} schemas deep.", param=path[:200]
-        )
-    clean = {key: value for key, value in schema.items() if not _is_empty(key, value)}
-    shape = clean.get("format")
-    if isinstance(shape, str) and shape not in FORMATS:
-        del clean["format"]
-        ignored.append(f"{path}.format")
-    for key in _NAMED:
-        if isinstance(named := clean.get(key), dict):
-            clean[key] = {
-                name: _within(part, f"{path}.{key}.{name}", depth, ignored)
-                for name, part in named.items()
-            }
-    for key in _LISTED:
-        if isinstance(listed := clean.get(key), list):
-            clean[key] = [
-                _within(part, f"{path}.{key}[{i}]", depth, ignored) for i, part in enumerate(listed)
-            ]
-    for key in _SINGLE:
-        if isinstance(clean.get(key), dict):
-            clean[key] = _within(clean[key], f"{path}.{key}", depth, ignored)
-    return clean
+@dataclass(frozen=True, slots=True)
+class _Cleaner:
+    lenient: bool
+    ignored: list[str]  # grows
 
+    def cleaned(self, schema: Schema, path: str, depth: int = 0) -> dict[str, Any]:
+        if depth > MOST_DEPTH:
+            raise InvalidRequest(
+                f"{path[:200]} is nested more than {MOST_DEPTH} schemas deep.", param=path[:200]
+            )
+        clean = {key: value for key, value in schema.items() if not _is_empty(key, value)}
+        for key in self._left_out(clean):
+            del clean[key]
+            self.ignored.append(f"{path}.{key}")
+        for key in _NAMED:
+            if isinstance(named := clean.get(key), dict):
+                clean[key] = {
+                    name: self._within(part, f"{path}.{key}.{name}", depth)
+                    for name, part in named.items()
+                }
+        for key in _LISTED:
+            if isinstance(listed := clean.get(key), list):
+                clean[key] = [
+                    self._within(part, f"{path}.{key}[{i}]", depth) for i, part in enumerate(listed)
+                ]
+        for key in _SINGLE:
+            if isinstance(clean.get(key), dict):
+                clean[key] = self._within(clean[key], f"{path}.{key}", depth)
+        return clean
 
-def _within(part: Any, path: str, depth: int, ignored: list[str]) -> Any:
-    return _cleaned(part, path, depth + 1, ignored) if isinstance(part, dict) else part
+    def _within(self, part: Any, path: str, depth: int) -> Any:
+        return self.cleaned(part, path, depth + 1) if isinstance(part, dict) else part
+
+    def _left_out(self, schema: Schema) -> Iterator[str]:
+        shape, pattern = schema.get("format"), schema.get("pattern")
+        if isinstance(shape, str) and shape not in FORMATS:
+            yield "format"
+        if self.lenient and isinstance(pattern, str) and _BEYOND_AUTOMATA.search(pattern):
+            yield "pattern"
 
 
 def _is_empty(key: str, value: Any) -> bool:

@@ -105,7 +105,7 @@ def _named_schema(given: Fields) -> Structure:
     inner.text("description")
     strict, value = inner.flag("strict"), inner.take("schema")
     path = inner.at("schema")
-    schema = ANY_OBJECT if value is None else JsonSchema.read(value, path)
+    schema = ANY_OBJECT if value is None else JsonSchema.read(value, path, lenient=not strict)
     return of_schema(schema, path, lenient=not strict)
 
 

@@ -167,7 +167,7 @@ def _function(given: Fields) -> Tool:
         )  # fmt: skip
     strict, value = given.flag("strict"), given.take("parameters")
     path = given.at("parameters")
-    schema = ANY_OBJECT if value is None else JsonSchema.read(value, path)
+    schema = ANY_OBJECT if value is None else JsonSchema.read(value, path, lenient=not strict)
     if schema.schema.get("type", "object") != "object":
         raise InvalidRequest(f"{path} must be the schema of an object.", param=path)
     shown: dict[str, Any] = {"name": name}

@@ -198,6 +198,19 @@ async def test_of_a_schema_that_is_not_strict_what_cannot_be_enforced_is_named(c
     assert "uniqueItems" in error.message
 
 
+async def test_a_pattern_that_looks_around_is_left_out_unless_strict(check):
+    """As generators write decimals."""
+    decimal = {"anyOf": [{"type": "number"}, {
+        "type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}  # fmt: skip
+    schema = {"type": "object", "properties": {"price": decimal}, "required": ["price"]}
+    grammar = await check.require(read(response_format=named(schema)))
+    path = "response_format.json_schema.schema.properties.price.anyOf[1]"
+    assert grammar.ignored == (f"{path}.pattern",)
+    error = await refusal(check, response_format=named(schema, strict=True))
+    assert error.param == path
+    assert "look-around" in error.message
+
+
 async def test_keywords_that_say_nothing_are_no_obstacle(check):
     schema = {"type": "array", "uniqueItems": False, "minItems": 0, "title": "x", "default": []}
     assert await check.require(read(guided_json=schema))
