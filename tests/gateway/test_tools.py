@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from openai import pydantic_function_tool
+from pydantic import BaseModel
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.inference.calling import CallSupport
@@ -110,6 +112,7 @@ def test_the_style_is_found_in_the_template_or_given():
     assert detected(QWEN) is STYLES["hermes"]
     assert detected("{{ tools }}<|python_tag|>") is STYLES["llama3_json"]
     assert detected("[AVAILABLE_TOOLS]{{ tools }}") is None
+    assert detected("{{ tools }}<tool_call>\n<function=name>") is None
     box = read_tools(Fields({"tools": TOOLS}))
     mistral = ChatTemplate("[AVAILABLE_TOOLS]{{ tools }}", {})
     with pytest.raises(UnsupportedParameter, match="--tool-call-parser"):
@@ -283,6 +286,31 @@ async def test_a_streamed_call_has_its_id_and_name_once_and_arguments_in_pieces(
                 assert json.loads("".join(pieces)) == {"city": "Paris"}
         ids = [call[0] for mine in calls.values() for call in mine]
         assert len(set(ids)) == 4
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: str
+
+
+class Order(BaseModel):
+    names: list[str]
+    note: str | None
+
+
+async def test_the_clients_own_parsing_understands_both(tmp_path):
+    async with serving(tmp_path, context=4096) as server:
+        client = server.client().chat.completions
+        server.say('{"names": ["x"], "note": null}')
+        answer = await client.parse(**ASKED, response_format=Order)
+        assert answer.choices[0].message.parsed == Order(names=["x"], note=None)
+        assert "names" in server.last.grammar
+        server.say(CALL.replace("weather", "Weather"))
+        answer = await client.parse(**ASKED, tools=[pydantic_function_tool(Weather)])
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.parsed_arguments == Weather(city="Paris")
+        assert "Weather" in server.last.grammar
 
 
 async def test_a_conversation_with_calls_goes_on(tmp_path):
