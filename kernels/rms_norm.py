@@ -121,8 +121,9 @@ def _rms_norm_torch(
     if x.dim() == 3:
         x = x[0] if x.shape[0] == 1 else x.float().sum(0)
     stream = x if residual is None else residual.add_(x)
-    wide = stream.to(torch.float32, copy=True)
-    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    wide, H = stream.to(torch.float32, copy=True), stream.shape[-1]
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one call: three for a mean
+    rstd = norm.square_().add_(eps * H).rsqrt_().mul_(H**0.5)
     y = wide.mul_(rstd).mul_(weight)
     return y.to(stream.dtype) if out is None else out.copy_(y)
 
