@@ -6,6 +6,8 @@ beside it; from some 16 rows on, the matrix unit on bfloat16 is faster (measured
 AVX512-BF16 and AMX, shapes of a 135M model: 0.25 of the time at 1 row, 0.8 at 8, 1.2 at 16).
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.layers.linear import Linear
@@ -16,6 +18,8 @@ COLUMNS = 16  # a multiple of which N must be
 MIDDLE = 8  # the code that stands for the group's zero
 FEW = 16  # rows; beyond them bfloat16 weights are faster
 
+Indices = npt.NDArray[np.int64]
+
 
 class Int4:
     """Rows do not depend on each other. ``fits`` says which weights it can hold."""
@@ -23,7 +27,8 @@ class Int4:
     def __init__(self, weight: Quantised, bias: torch.Tensor | None = None) -> None:
         K, N = weight.codes.shape
         self.size, self.dtype = (K, N), torch.bfloat16
-        self._bias, self._perm = bias, weight.perm
+        self._bias = bias
+        self._perm = None if weight.perm is None else weight.perm.numpy()
         self._group = _group(weight.group)
         codes = weight.codes.t().to(torch.int32).contiguous()
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
@@ -31,7 +36,7 @@ class Int4:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._perm is not None:
-            x = x.index_select(1, self._perm)
+            x = _columns(x, self._perm)
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x.contiguous(), self._codes, self._group, self._factors
         )
@@ -70,6 +75,12 @@ class FewOrMany:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._few(x) if x.shape[0] <= FEW else self._many(x)
+
+
+def _columns(x: torch.Tensor, order: Indices) -> torch.Tensor:
+    """x[:, order] of bfloat16. numpy takes half the time of index_select (measured at 8 rows)."""
+    taken = x.view(torch.int16).numpy().take(order, axis=1)
+    return torch.from_numpy(taken).view(x.dtype)
 
 
 def _group(rows: int) -> int:
