@@ -7,6 +7,7 @@ import pytest
 
 from gateway.config import Secret
 from gateway.counters import CounterCheck
+from gateway.errors import BudgetExhausted
 from gateway.identity.principal import Principal
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.limits.limiter import RateLimiter
@@ -17,6 +18,7 @@ from gateway.limits.redis_store import RedisStore
 from gateway.limits.rules import Allowance, Subject, Use, rule_of
 from gateway.limits.service import LimitService
 from gateway.redis import connect
+from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
@@ -24,6 +26,8 @@ from gateway.usage.models import Price
 from gateway.usage.reconcile import Findings
 from gateway.usage.recorder import Recorder
 from gateway.usage.repository import LedgerRepository
+from gateway.usage.repricing import Repricing
+from gateway.usage.service import PriceList
 from tests.gateway.quotas import book, demand, monthly
 from tests.gateway.test_admin_cli import Shell
 from tests.gateway.test_key_scopes import PEPPERS
@@ -185,3 +189,40 @@ def test_reconcile_compares_redis_and_exits_with_1_where_it_differs(tmp_path, ca
     assert "DIFFERENCE: counter" in out
     assert "counters there" in shell.fails("reconcile", "--gateway", "127.0.0.1:1")
     client.flushall()
+
+
+async def test_a_price_a_thousand_times_too_high_locks_out_until_it_is_corrected(
+    database, tmp_path
+):
+    """The operator corrects the price and reprices; the next request passes, and no sooner."""
+    store, now = MemoryStore(), NOON + timedelta(hours=1)
+    async with database.publish() as session:
+        service = IdentityService(session, NOON)
+        project = await service.create_project("acme")
+        await session.flush()
+        key = service.issue(project, KeyTerms(), peppers=PEPPERS)
+        await LimitService(session, project.organisation_id, NOON).set_budget(
+            Subject(Level.PROJECT, project.id), "month", 100
+        )
+        PriceList(session, NOON - timedelta(days=1)).set("smol", ("1", "1", "1"))
+    snapshot = LiveSnapshot(database, PEPPERS, base_model="smol")
+    await snapshot.refresh()
+    recorder = await Recorder.open(UsageLog(tmp_path / "usage"))
+    ledger = Ledger(recorder.log, database, live_from=recorder.first_segment)
+    limiter = RateLimiter(store, rules=snapshot.rules, now=lambda: now,
+                          spending=LedgerSpending(database, ledger))  # fmt: skip
+    who = snapshot.authenticate(key.text)
+    facts = {"organisation": who.organisation, "project": who.project, "key": who.key}
+    await recorder.started(started("req_1", at_ns=NOON_NS, **facts))
+    await recorder.finished(finished("req_1"))  # 17 tokens: 17,000 nano-dollars of a budget of 100
+    for _ in range(2):
+        with pytest.raises(BudgetExhausted):
+            await limiter.reserve(who, "req_2", 1, demand=demand())
+    async with database.publish() as session:
+        PriceList(session, NOON - timedelta(days=1)).set("smol", ("0.001", "0.001", "0.001"))
+    await Repricing(database, now).run(NOON - timedelta(days=1), now)
+    await snapshot.refresh()
+    lease = await limiter.reserve(who, "req_3", 1, demand=demand())
+    levels = await limiter.levels([lease.purses[0][0]])
+    assert (levels.levels, levels.held) == ([17], [lease.money])
+    await recorder.close()
