@@ -18,6 +18,14 @@ from tests.fakes.clock import until
 from tests.gateway.batching import CHAT, batching, line
 from tests.gateway.serving import BASE
 
+BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def backend(request):
+    """SQLite, where a test does not ask for both."""
+    return getattr(request, "param", "sqlite")
+
 
 @pytest.fixture
 async def desk(database, tmp_path):
@@ -25,6 +33,7 @@ async def desk(database, tmp_path):
         yield found
 
 
+@BOTH
 async def test_every_line_is_answered_in_order_and_billed_at_the_batch_price(desk):
     batch = await desk.send([line(n) for n in range(5)], metadata={"for": "tests"})
     assert (batch.status, batch.metadata) == ("validating", {"for": "tests"})
@@ -91,6 +100,7 @@ async def test_an_input_that_is_not_right_fails_whole_and_names_the_line(desk):
     assert desk.engine.submitted == []
 
 
+@BOTH
 async def test_cancelling_lets_what_runs_end_and_begins_nothing_more(database, tmp_path):
     async with batching(database, tmp_path, batch_concurrency=2) as desk:
         desk.engine.knobs.token_delay_s = 0.05
@@ -125,6 +135,7 @@ async def test_a_window_that_ends_leaves_what_was_answered_and_tells_the_rest(da
         assert len(await desk.lines(batch.output_file_id)) + len(errors) == 30
 
 
+@BOTH
 async def test_others_find_nothing_and_admin_keys_may_not(desk):
     batch = await desk.end_of(await desk.send([line(1)]))
     for who, error in (("globex", NotFoundError), ("admin", PermissionDeniedError)):
@@ -197,6 +208,7 @@ async def test_lines_leave_half_of_a_rate_to_live_requests(database, tmp_path):
         assert (await desk.end_of(batch)).status == "cancelled"
 
 
+@BOTH
 async def test_a_budget_that_is_used_up_ends_lines_and_nothing_is_spent_beyond(desk):
     async with desk.database.publish() as session:
         owner = (await IdentityService(session, desk.clock()).organisation("default")).id
@@ -253,6 +265,7 @@ async def test_a_gateway_that_stops_lets_its_batches_go_at_once(database, tmp_pa
     assert await desk.events() == []
 
 
+@BOTH
 async def test_a_batch_is_taken_over_and_who_had_it_writes_nothing_more(database, tmp_path):
     async with batching(database, tmp_path, running=False) as desk:
         batch = await desk.send([line(1)])

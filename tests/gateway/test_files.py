@@ -12,6 +12,14 @@ from gateway.files.sweep import SETTLED_S, FileSweep
 from tests.fakes.clock import until
 from tests.gateway.batching import batching, line
 
+BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def backend(request):
+    """SQLite, where a test does not ask for both."""
+    return getattr(request, "param", "sqlite")
+
 
 @pytest.fixture
 async def desk(database, tmp_path):
@@ -36,6 +44,7 @@ async def test_a_file_comes_back_as_it_was_sent_until_it_is_deleted(desk):
     assert list(desk.settings.file_dir.iterdir()) == []
 
 
+@BOTH
 async def test_lists_are_ordered_filtered_and_paged(desk):
     client = desk.client()
     made = [
@@ -78,6 +87,7 @@ async def test_what_may_not_be_is_refused_with_its_field(desk):
     assert not desk.settings.file_dir.exists()
 
 
+@BOTH
 async def test_a_project_keeps_so_many_files_and_bytes_and_no_more(desk):
     client = desk.client()
     for _ in range(2):
@@ -92,6 +102,7 @@ async def test_a_project_keeps_so_many_files_and_bytes_and_no_more(desk):
     assert len(list(desk.settings.file_dir.iterdir())) == 4
 
 
+@BOTH
 async def test_a_file_goes_when_its_time_is_over_but_not_while_a_batch_reads_it(desk):
     client = desk.client()
     kept = {"expires_after": {"anchor": "created_at", "seconds": 3600}}

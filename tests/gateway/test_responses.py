@@ -21,6 +21,15 @@ WEATHER = {"type": "function", "name": "weather", "description": "Knows.", "stri
            "parameters": CITY}  # fmt: skip
 
 
+BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def backend(request):
+    """SQLite, where a test does not ask for both."""
+    return getattr(request, "param", "sqlite")
+
+
 @pytest.fixture
 async def server(database, tmp_path):
     now = datetime.now(UTC)
@@ -94,6 +103,7 @@ async def test_a_stream_is_openais_events_in_their_order(server):
         assert (await stream.get_final_response()).output_text == "Hello there"
 
 
+@BOTH
 async def test_what_is_kept_can_be_read_listed_gone_on_from_and_deleted(server):
     client = server.client()
     server.say("Paris")
@@ -130,6 +140,7 @@ async def test_input_items_are_paged_in_both_orders(server):
         assert "".join([item.content[0].text async for item in items]) == wanted
 
 
+@BOTH
 async def test_what_is_not_to_be_kept_is_not(server, database):
     client = server.client()
     unkept = await client.responses.create(model=BASE, input="Hi", store=False, max_output_tokens=1)
@@ -144,6 +155,7 @@ async def test_what_is_not_to_be_kept_is_not(server, database):
     assert (await server.client(OTHER_KEY).responses.retrieve(kept.id)).id == kept.id
 
 
+@BOTH
 async def test_what_is_kept_has_its_time(server, database):
     client = server.client()
     found = await client.responses.create(model=BASE, input="Hi", max_output_tokens=1)
@@ -154,6 +166,7 @@ async def test_what_is_kept_has_its_time(server, database):
         await client.responses.retrieve(found.id)
 
 
+@BOTH
 async def test_others_find_nothing(server):
     found = await server.client().responses.create(model=BASE, input="Hi", max_output_tokens=1)
     for key, error in ((OTHER_KEY, NotFoundError), (ADMIN_KEY, PermissionDeniedError)):
