@@ -20,7 +20,7 @@ def limits() -> LLParserLimits:
     return LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=2_000_000,
-        step_lexer_fuel=200_000,
+        step_lexer_fuel=60_000,
         step_max_items=50_000,
         max_lexer_states=30_000,  # 1 to 2 kB each
         max_grammar_size=500_000,

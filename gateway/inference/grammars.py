@@ -27,6 +27,8 @@ KEPT = 256  # findings, of up to half a megabyte each
 WAITING = 64  # checks under way or waiting for a thread
 SECONDS = 5.0  # a client waits for a check; what we know of takes tens of milliseconds
 PROBED_SECONDS = 0.5  # to find the part of a schema that is at fault
+TRIED = 16  # tokens of a text that matches
+QUOTE = ord('"')
 BUSY = "Too many grammars are being compiled."
 _KEYWORD = re.compile(r'"([^"]+)"|^(oneOf)\b')
 
@@ -120,11 +122,14 @@ class Compiler:
         return Grammar(text, tuple(_left_out(matcher)))
 
     def _matcher(self, text: str) -> LLMatcher:
-        """Some grammars show only at the first mask that nothing matches them."""
+        """Some grammars show only when they are followed that nothing matches or nobody can."""
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits())
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        return matcher
+        tried = matcher.deep_copy()
+        for _ in range(TRIED):
+            if tried.is_stopped():
+                break
+            tried.consume_token(_next(tried.compute_bitmask()))
+        return tried if tried.is_error() else matcher
 
     def _locate(self, schema: JsonSchema, lenient: bool, message: str) -> Flaw:
         """Walk down as long as some part has a fault of its own."""
@@ -158,6 +163,12 @@ class _Bytes:
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
+
+
+def _next(mask: bytes) -> int:
+    """A token that may come: a quote where one may, for strings and names are what varies."""
+    allowed = int.from_bytes(mask, "little")
+    return QUOTE if allowed >> QUOTE & 1 else allowed.bit_length() - 1
 
 
 def _written(structure: Structure) -> str:

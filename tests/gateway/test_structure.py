@@ -293,6 +293,13 @@ async def test_what_is_made_to_hurt_is_answered_one_way_or_the_other(check, body
     assert isinstance(found, Grammar) or len(found.message) < 700
 
 
+async def test_a_schema_too_wide_to_be_followed_is_refused_before_it_fails(check):
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2500)}}
+    assert "items" in (await refusal(check, guided_json=wide)).message
+    narrow = {**wide, "properties": {f"p{i}": {"type": "string"} for i in range(300)}}
+    assert (await check.require(read(guided_json=narrow))).text
+
+
 async def test_a_schema_that_nothing_matches_is_refused(check):
     assert "nothing matches it" in (await refusal(check, guided_json={"$ref": "#"})).message
 
