@@ -12,7 +12,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -25,6 +26,7 @@ MAX_PARTS = 10_000
 MAX_PART_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 1 << 20
 COPY_BYTES = 4 << 20
+GRAVE = "gone-"  # begins the name of a folder on its way out
 _ID = re.compile(r"upl_[0-9a-f]{32}")
 _PART = re.compile(r"(?P<file>[a-z_.]+)\.(?P<number>\d{1,5})")
 
@@ -118,17 +120,22 @@ class Staging:
     def discard(self, upload: str) -> None:
         """Idempotent: nothing of it is left."""
         folder = self._folder(upload)
-        grave = folder.with_name(f"gone-{uuid4().hex}")
+        grave = folder.with_name(f"{GRAVE}{uuid4().hex}")
         try:
             folder.rename(grave)
         except FileNotFoundError:
             return
         shutil.rmtree(grave, ignore_errors=True)
 
-    def uploads(self) -> list[str]:
-        if not self.root.is_dir():
-            return []
-        return [path.name for path in self.root.iterdir() if _ID.fullmatch(path.name)]
+    def clear(self, known: Collection[str], *, older_than_s: float) -> int:
+        """Delete what a killed process left: uploads that nobody knows, and half deleted ones."""
+        cleared = 0
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            lost = _ID.fullmatch(path.name) and path.name not in known
+            if (lost or path.name.startswith(GRAVE)) and _age(path) > older_than_s:
+                shutil.rmtree(path, ignore_errors=True)
+                cleared += 1
+        return cleared
 
     def _join(self, upload: str, file: str, parts: int, target: Path) -> str:
         digest = hashlib.sha256()
@@ -155,3 +162,11 @@ class Staging:
         if not 1 <= number <= MAX_PARTS:
             raise InvalidRequest(f"part {number}: from 1 to {MAX_PARTS}", param="part")
         return self._folder(upload) / f"{file}.{number}"
+
+
+def _age(path: Path) -> float:
+    """Seconds since something was put in or taken out; 0 when it has just gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -62,8 +62,10 @@ class Sweep:
             for row in forgotten:
                 await UploadRepository(session, row.project_id).remove(row)
             gone = [row.id for row in forgotten]
+            known = await catalog.upload_ids()
         for upload in gone:
             await asyncio.to_thread(self._staging.discard, upload)
+        await asyncio.to_thread(self._staging.clear, known, older_than_s=FORGOTTEN.total_seconds())
 
     async def _blobs(self, now: datetime) -> None:
         """What is stale is listed before what is in use, so that nothing named since is taken."""

@@ -156,6 +156,9 @@ class CatalogRepository:
         )
         return (await self._session.scalars(statement)).all()
 
+    async def upload_ids(self) -> set[str]:
+        return set((await self._session.scalars(select(AdapterUpload.id))).all())
+
     async def digests_in_use(self, retired_after: datetime) -> set[str]:
         """Of ready versions, and of those retired so late that requests may still use them."""
         statement = select(Adapter.digest).where(

@@ -204,6 +204,20 @@ async def test_the_store_keeps_what_another_version_names(world, tmp_path):
     assert store.exists(told["digest"])
 
 
+async def test_the_sweep_clears_what_a_killed_process_left(world):
+    mine = (await world.call("POST", "/v1/adapters/uploads", json={"name": "a"})).json()["id"]
+    uploads = world.root / "uploads"
+    lost, young = uploads / f"upl_{'0' * 32}", uploads / f"upl_{'1' * 32}"
+    grave, other = uploads / "gone-x", uploads / "somebody's"
+    for folder in (lost, young, grave, other):
+        folder.mkdir()
+        (folder / "adapter_config.json.1").write_bytes(b"{}")
+    for folder in (lost, grave, other, uploads / mine):
+        os.utime(folder, (1, 1))
+    await world.sweep.once()
+    assert set(uploads.iterdir()) == {young, other, uploads / mine}
+
+
 async def test_quotas_of_count_and_bytes_hold(database, tmp_path):
     async with opened(database, tmp_path / "data", adapters=2) as world:
         for name in ("a", "b"):
