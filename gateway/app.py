@@ -50,6 +50,7 @@ from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
 from gateway.inference.prompt import Prompts
+from gateway.inference.public import PublicBeginnings
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services
 from gateway.inference.template import ChatTemplate
@@ -186,6 +187,7 @@ class Application:
                 calls=CallSupport(template, settings.tool_call_parser),
                 deadline_ms=int(settings.request_timeout_s * 1000),
                 priority_tier=settings.priority_tier,
+                public=await PublicBeginnings.of_system(settings.public_system_prompts, prompts),
             )
             archive = Archive(database, days=settings.response_days)
             responses = ResponseEndpoint(intake.chat, archive).endpoint

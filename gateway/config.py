@@ -125,6 +125,7 @@ class Settings:
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
+    public_system_prompts: tuple[str, ...] = ()  # texts whose KV all projects share
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
     tool_call_parser: str = TOOL_CALL_PARSERS[0]  # auto: as the chat template says
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for

@@ -29,10 +29,12 @@ from gateway.identity.models import ApiKey, KeyKind, Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
 from gateway.identity.repository import IdentityRepository
+from gateway.limits.repository import LimitRepository
 from gateway.limits.rules import RuleBook
 from gateway.limits.service import rule_book
 from gateway.usage.pricing import BATCH_TIER, PriceBook, Tariff
 from gateway.usage.repository import LedgerRepository
+from gateway.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +198,10 @@ class LiveSnapshot:
     async def _load(self, session: AsyncSession) -> Snapshot:
         epoch = await read_epoch(session)  # first: what is read after it is at least as new
         people = await _people(IdentityRepository(session))
+        payers = await IdentityRepository(session).organisations()
+        weights = Weights(payers, await LimitRepository(session, None).plans())
         keys = [
-            _key_entry(row, people)
+            _key_entry(row, people, weights.of(row))
             for row in await IdentityRepository(session).live_keys()
             if row.user_id is None or row.user_id in people
         ]
@@ -232,7 +236,6 @@ class LiveSnapshot:
             for row in await catalog.grants()
         ]
         ledger = LedgerRepository(session)
-        payers = await IdentityRepository(session).organisations()
         rules = await rule_book(
             session,
             plans={row.id: row.plan_id for row in payers if row.plan_id},
@@ -279,7 +282,7 @@ async def _people(rows: IdentityRepository) -> dict[str, Person]:
     }
 
 
-def _key_entry(row: ApiKey, people: Mapping[str, Person]) -> KeyEntry:
+def _key_entry(row: ApiKey, people: Mapping[str, Person], weight: int) -> KeyEntry:
     project = row.project
     person = people.get(row.user_id or "")
     admin = row.kind == KeyKind.ADMIN
@@ -294,6 +297,7 @@ def _key_entry(row: ApiKey, people: Mapping[str, Person]) -> KeyEntry:
         endpoints=_scope(row.endpoints),
         models=_scope(row.models),
         networks=_scope(row.networks),
+        weight=weight,
         strict=bool(project and project.strict),
         admin=admin,
         role=(row.role or (person.role if person else Role.OWNER)) if admin else None,

@@ -83,6 +83,7 @@ class ServeOptions:
     alert_webhook: str | None
     forwarded_hops: int
     priority_tier: bool
+    public_system_prompts: tuple[str, ...]
     tool_call_parser: str
     lora_modules: tuple[LoraModule, ...]
     engine_flags: tuple[str, ...]  # handed on as they are
@@ -178,6 +179,14 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         "--priority-tier",
         action="store_true",
         help='let requests with service_tier "priority" go before others',
+    )
+    group.add_argument(
+        "--public-system-prompt",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a system message that is no secret: the base's work on it is shared by all projects",
     )
     group.add_argument(
         "--ready-file",
@@ -307,6 +316,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         alert_webhook=_web_address(arguments.alert_webhook),
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
+        public_system_prompts=tuple(map(_text_of, arguments.public_system_prompt)),
         tool_call_parser=arguments.tool_call_parser,
         lora_modules=parse_lora_modules(arguments.lora_modules),
         engine_flags=_engine_flags(arguments),
@@ -414,6 +424,13 @@ def _unneeded(arguments: argparse.Namespace) -> tuple[str, ...]:
         for flag, (_, why) in UNNEEDED.items()
         if given[flag[2:].replace("-", "_")]
     )
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FlagsInvalid(f"--public-system-prompt {file}: {error}") from error
 
 
 def _port(text: str) -> int:

@@ -87,6 +87,7 @@ def _settings(
         alert_webhook_url=options.alert_webhook,
         forwarded_hops=options.forwarded_hops,
         priority_tier=options.priority_tier,
+        public_system_prompts=options.public_system_prompts,
         tool_call_parser=options.tool_call_parser,
         adapter_canary=options.adapter_canary,
         adapter_store_url=options.adapter_store,

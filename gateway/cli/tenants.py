@@ -34,6 +34,10 @@ def add(group: Commands) -> None:
     kept = add_command(group, "retention", retention, help="how long its responses are kept")
     kept.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
     kept.add_argument("--days", type=int, required=True, metavar="N", help="0: none is kept")
+    heavy = add_command(group, "weight", weight, help="its share of a busy engine, against others'")
+    heavy.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME; or an organisation's")
+    heavy.add_argument("--weight", type=int, metavar="N", help="1 to 1000; without: as above it")
+    heavy.add_argument("--organisation", action="store_true", help="of each project of it")
     gone = add_command(group, "revoke", revoke, help="archive a tenant: all its keys stop")
     gone.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
 
@@ -65,6 +69,19 @@ async def fields(desk: Desk, arguments: argparse.Namespace) -> Row:
                         project=project.id,
                         change={"unknown_fields": arguments.policy})  # fmt: skip
         return _row(project)
+
+
+async def weight(desk: Desk, arguments: argparse.Namespace) -> Row:
+    async with desk.database.publish() as session:
+        service, change = IdentityService(session, desk.now), {"weight": arguments.weight}
+        if arguments.organisation:
+            owner = await service.set_organisation_weight(arguments.name, arguments.weight)
+            await desk.note(session, owner.id, "organization.updated", owner.id, change=change)
+            return {"organisation": owner.name, "weight": owner.weight}
+        project = await service.set_weight(arguments.name, arguments.weight)
+        await desk.note(session, project.organisation_id, "project.updated", project.id,
+                        project=project.id, change=change)  # fmt: skip
+        return _row(project) | {"weight": project.weight}
 
 
 async def revoke(desk: Desk, arguments: argparse.Namespace) -> Row:

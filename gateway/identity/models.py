@@ -40,6 +40,7 @@ class Organisation(Base):
     created_at: Mapped[datetime] = mapped_column(Utc)
     billing: Mapped[str] = mapped_column(String(16), default="postpaid")  # prepaid: by credits
     plan_id: Mapped[str | None] = mapped_column(String(40))
+    weight: Mapped[int | None]  # of each of its projects; None: the plan's
 
 
 class Project(Base):
@@ -63,6 +64,7 @@ class Project(Base):
     archived_at: Mapped[datetime | None] = mapped_column(Utc)
     # Fields of requests that nobody knows are refused, not ignored.
     strict: Mapped[bool] = mapped_column(default=False, server_default=false())
+    weight: Mapped[int | None]  # against other projects'; None: the organisation's
 
     organisation: Mapped[Organisation] = relationship(lazy="raise")
 

@@ -17,6 +17,7 @@ class Principal:
     endpoints: tuple[str, ...] | None = None  # paths it may be used for; None: all
     models: tuple[str, ...] | None = None  # public names; None: all of its project
     networks: tuple[str, ...] | None = None  # 10.0.0.0/8; None: from anywhere
+    weight: int = 1  # of a busy engine, against other projects' weights
     strict: bool = False  # fields that nobody knows are refused
     admin: bool = False  # admin keys call no inference route
     role: str | None = None  # of an admin key, in the organisation

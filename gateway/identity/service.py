@@ -22,6 +22,7 @@ from gateway.identity.scopes import checked_endpoints, checked_models, checked_n
 from gateway.ids import new_id
 from gateway.names import checked_name
 
+MOST_WEIGHT = 1000
 DEFAULT_ORGANISATION = "default"
 LONGEST_OVERLAP = timedelta(days=90)
 SCOPES: Mapping[str, Callable[[tuple[str, ...] | None], tuple[str, ...] | None]] = {
@@ -131,6 +132,18 @@ class IdentityService:
         project = await self.project(reference)
         project.strict = strict
         return project
+
+    async def set_weight(self, reference: str, weight: int | None) -> Project:
+        """Of a busy engine, against other projects'; None: what its organisation says."""
+        project = await self.project(reference)
+        project.weight = checked_weight(weight)
+        return project
+
+    async def set_organisation_weight(self, name: str, weight: int | None) -> Organisation:
+        """Of each of its projects that has none of its own; None: what its plan says."""
+        organisation = await self.organisation(name)
+        organisation.weight = checked_weight(weight)
+        return organisation
 
     def issue(
         self,
@@ -264,3 +277,10 @@ def _checked(environment: str) -> str:
 
 def _listed(values: tuple[str, ...] | None) -> list[str] | None:
     return None if values is None else list(values)
+
+
+def checked_weight(weight: int | None) -> int | None:
+    """Raises InvalidRequest."""
+    if weight is not None and not 1 <= weight <= MOST_WEIGHT:
+        raise InvalidRequest(f"weight {weight} must be from 1 to {MOST_WEIGHT}", param="weight")
+    return weight

@@ -16,6 +16,7 @@ from gateway.inference.grammars import Grammar, GrammarCheck
 from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
+from gateway.inference.public import PublicBeginnings
 from gateway.inference.structure import Structure
 from gateway.inference.support import require_known
 from gateway.inference.tier import Tier
@@ -41,8 +42,10 @@ class Intake:
         calls: CallSupport,
         deadline_ms: int,
         priority_tier: bool = False,
+        public: PublicBeginnings | None = None,
     ) -> None:
         """``priority_tier``: whether a client may ask to go before others."""
+        self._public = public or PublicBeginnings()
         self._names = names
         self._prompts = prompts
         self._fleet = fleet
@@ -162,6 +165,7 @@ class Intake:
             deadline_ms=self._deadline_ms,
             tier=tier,
             priority=tier.priority if tier else 0,
+            public=self._public,
             grammar=None if grammar is None else grammar.text,
             calling=calling,
             echoes=echoes,

@@ -1,7 +1,7 @@
 """What is to be generated for one request: everything known once it is admitted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.protocol import Submit
 from gateway.catalog.target import Target
@@ -10,6 +10,7 @@ from gateway.inference.calling import Calling
 from gateway.inference.embedding import Embedding
 from gateway.inference.meter import FIRST_BLOCK, Purse
 from gateway.inference.options import Options
+from gateway.inference.public import PublicBeginnings
 from gateway.inference.responding import Responding
 from gateway.inference.tier import Tier
 from gateway.limits.lease import Demand, Price
@@ -30,6 +31,7 @@ class Order:
     token_limit: int | None = None  # the smallest limit of tokens that holds for it
     tier: Tier | None = None  # as it is served; None: the client named none
     priority: int = 0  # larger goes first
+    public: PublicBeginnings = field(default_factory=PublicBeginnings)
     calling: Calling | None = None  # None: what an answer says is text
     grammar: str | None = None  # what every choice must match, as engines read it
     attempt: str = ""  # which one, at a line of a batch; else nobody asks twice under one id
@@ -126,5 +128,7 @@ class Order:
             deadline_ms=self.deadline_ms,
             grammar=self.grammar,
             priority=self.priority,
+            weight=self.principal.weight,
+            public_tokens=0 if self.target.adapter else self.public.length(prompt),
             pooling=self.embedding.pooling if self.embedding else None,
         )

@@ -93,6 +93,7 @@ class Plan(Base):
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     name: Mapped[str] = mapped_column(String(64), unique=True)
+    weight: Mapped[int | None]  # of each project of an organisation on it; None: 1
     created_at: Mapped[datetime] = mapped_column(Utc)
 
 

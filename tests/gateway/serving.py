@@ -30,6 +30,7 @@ from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
 from gateway.inference.prompt import Prompts
+from gateway.inference.public import PublicBeginnings
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services, TariffOf, unpriced
 from gateway.inference.template import ChatTemplate
@@ -216,6 +217,7 @@ async def serving(
     allowed_origins: Sequence[str] = (),
     tool_call_parser: str = "auto",
     template: str = CHATML,
+    public: Sequence[str] = (),
     residents: "Callable[[Fleet], Residents] | None" = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
@@ -251,6 +253,7 @@ async def serving(
         snapshot, prompts, fleet, grammars=grammars,
         calls=CallSupport(chat, tool_call_parser), deadline_ms=int(timeout_s * 1000),
         priority_tier=priority_tier,
+        public=await PublicBeginnings.of_system(public, prompts),
     )  # fmt: skip
     archive = Archive(database, days=30) if database else None
     routers = [response_router(services.gate, archive)] if archive else []
