@@ -34,12 +34,14 @@ print("quantising")
 """
 
 
-def dense(path: Path) -> Path:
-    write_checkpoint(path, Shape())
+def dense(path: Path, shape: Shape | None = None) -> Path:
+    write_checkpoint(path, shape or Shape())
     words = {str(i): i for i in range(96)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
     tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
     tokenizer.save(str(path / "tokenizer.json"))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "0"}
+    (path / "tokenizer_config.json").write_text(json.dumps(kind))
     (path / "chat_template.jinja").write_text("{{ messages }}")
     return path
 
