@@ -150,7 +150,7 @@ class Application:
             stack.push_async_callback(ledger.settle)
             limiter = self._limiter(snapshot, LedgerSpending(database, ledger))
             stack.push_async_callback(limiter.close)
-            self.metrics_page.counters = limiter.purses
+            self.metrics_page.limiter = limiter
             self._health = Health(
                 self._fleet,
                 lambda: snapshot.age_s,

@@ -56,6 +56,18 @@ class Metrics:
         self.batches = Gauge(
             f"{PREFIX}_batches_running", "Batches this gateway works on.", registry=registry
         )
+        self.limits_degraded = Gauge(
+            f"{PREFIX}_limits_degraded", "1: the shared limit store does not answer.",
+            registry=registry,
+        )  # fmt: skip
+        self.local_grants = Gauge(
+            f"{PREFIX}_limits_local_grants", "Requests admitted from the local share so far.",
+            registry=registry,
+        )  # fmt: skip
+        self.reserved = Gauge(
+            f"{PREFIX}_requests_reserving", "Open requests that hold limits or money.",
+            registry=registry,
+        )  # fmt: skip
         self.faults = Counter(
             f"{PREFIX}_unexpected_errors", "Faults of our own code, answered with 500.",
             registry=registry,

@@ -3,8 +3,6 @@
 ``/counters`` beside it shows the live counters of budgets and every open reservation.
 """
 
-from collections.abc import Awaitable, Callable
-
 import msgspec
 
 from engine.client import EngineLost
@@ -12,7 +10,7 @@ from gateway.errors import GatewayError, RouteNotFound
 from gateway.fleet.fleet import Fleet
 from gateway.http import Receive, Reply, Request, Scope, Send
 from gateway.ids import new_id
-from gateway.limits.store import Purse
+from gateway.limits.limiter import RateLimiter
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
 
@@ -26,15 +24,15 @@ class MetricsPage:
     def __init__(self, metrics: Metrics, fleet: Fleet) -> None:
         self._metrics = metrics
         self._fleet = fleet
-        self.counters: Callable[[], Awaitable[list[Purse]]] | None = None
+        self.limiter: RateLimiter | None = None  # until the gateway has opened
         self.names: Names | None = None  # what engines' digests and tenants are called
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, reply = Request(scope, receive), Reply(send, new_id("req"))
         try:
             request.require_method("GET", "HEAD")
-            if request.path == "/counters" and self.counters is not None:
-                await reply.json(msgspec.json.encode(await self.counters()))
+            if request.path == "/counters" and self.limiter is not None:
+                await reply.json(msgspec.json.encode(await self.limiter.purses()))
                 return
             if request.path != "/metrics":
                 raise RouteNotFound("Only /metrics and /counters are here.")
@@ -42,6 +40,10 @@ class MetricsPage:
             await reply.error(error)
             return
         self._metrics.engines_ready.set(len(self._fleet.ready))
+        if self.limiter is not None:
+            self._metrics.limits_degraded.set(self.limiter.degraded)
+            self._metrics.local_grants.set(self.limiter.local_grants)
+            self._metrics.reserved.set(self.limiter.open)
         await reply.whole(self._metrics.text() + await self._engine(), TEXT)
 
     async def _engine(self) -> bytes:

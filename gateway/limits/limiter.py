@@ -233,21 +233,27 @@ class RateLimiter:
         """The shared store is lost, and each gateway counts a share."""
         return isinstance(self._store, DegradingStore) and self._store.degraded
 
+    @property
+    def local_grants(self) -> int:
+        """What was granted from the local share so far."""
+        return self._store.local_grants if isinstance(self._store, DegradingStore) else 0
+
     async def close(self) -> None:
         await self._store.close()
 
-    async def _settle(self, each: _Settlement) -> None:
+    async def _settle(self, each: _Settlement) -> bool:
         told = await self._store.settle(
             each.lease, tokens=each.tokens, money=each.nano, lost=each.lost, orphan=each.orphan
         )
         if not told:  # the next time it may have heard this one: then nothing is to be charged
             self._unsettled.append(replace(each, orphan=True))
+        return told
 
     async def _settle_late(self) -> None:
         """What the store missed. A store that has forgotten the lease reads the ledger anyway."""
-        waiting, self._unsettled = self._unsettled, deque(maxlen=MOST_UNSETTLED)
-        for each in waiting:
-            await self._settle(each)
+        for _ in range(len(self._unsettled)):
+            if not await self._settle(self._unsettled.popleft()):
+                return  # it is away still
 
     def _limit(self, rule: Rule) -> int:
         """Credits may have expired, or come, since the request was admitted."""

@@ -1,5 +1,6 @@
 """Live counters of budgets against the ledger: equal to the nano-dollar, or told with the place."""
 
+import json
 from datetime import timedelta
 from urllib.parse import quote
 
@@ -8,15 +9,20 @@ import pytest
 from gateway.config import Secret
 from gateway.counters import CounterCheck
 from gateway.errors import BudgetExhausted
+from gateway.fleet.directory import Static
+from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.identity.service import IdentityService, KeyTerms
+from gateway.limits.degrading import DegradingStore
 from gateway.limits.limiter import RateLimiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.models import Level
 from gateway.limits.period import period_at, period_of
 from gateway.limits.redis_store import RedisStore
-from gateway.limits.rules import Allowance, Subject, Use, rule_of
+from gateway.limits.rules import Allowance, Rates, Subject, Use, rule_of
 from gateway.limits.service import LimitService
+from gateway.metrics import Metrics
+from gateway.metrics_page import MetricsPage
 from gateway.redis import connect
 from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending
@@ -28,7 +34,7 @@ from gateway.usage.recorder import Recorder
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.repricing import Repricing
 from gateway.usage.service import PriceList
-from tests.gateway.quotas import book, demand, monthly
+from tests.gateway.quotas import book, demand, limiter_of, monthly
 from tests.gateway.test_admin_cli import Shell
 from tests.gateway.test_key_scopes import PEPPERS
 from tests.gateway.test_ledger import NOON, NOON_NS, finished, started
@@ -226,3 +232,44 @@ async def test_a_price_a_thousand_times_too_high_locks_out_until_it_is_corrected
     levels = await limiter.levels([lease.purses[0][0]])
     assert (levels.levels, levels.held) == ([17], [lease.money])
     await recorder.close()
+
+
+async def got(page: MetricsPage, path: str) -> tuple[int, bytes]:
+    sent: list[dict] = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "client": None}
+    await page(scope, None, send)
+    return sent[0]["status"], b"".join(part.get("body", b"") for part in sent[1:])
+
+
+async def test_a_gateway_shows_its_counters_and_how_limits_are_kept_beside_its_metrics():
+    page = MetricsPage(Metrics(), Fleet(Static(()), gateway="test"))
+    assert (await got(page, "/counters"))[0] == 404  # it has not opened yet
+    rules = book(money={("key", "key_1"): monthly(9_000)})
+    page.limiter = limiter_of(MemoryStore(), rules)
+    who = Principal(
+        organisation="org_1", project="prj_1", project_name="a", key="key_1", tenant="t"
+    )
+    lease = await page.limiter.reserve(who, "req_2", 1, demand=demand())
+    status, body = await got(page, "/counters")
+    assert (status, json.loads(body)) == (200, [
+        {"key": lease.purses[0][1].key, "spent": 0, "held": 50,
+         "open": [{"lease": lease.name, "nano": 50}]}
+    ])  # fmt: skip
+    _, text = await got(page, "/metrics")
+    assert b"loratorio_gateway_requests_reserving 1.0" in text
+    assert b"loratorio_gateway_limits_degraded 0.0" in text
+
+    class Gone(MemoryStore):
+        async def take(self, asks, lease):
+            raise ConnectionError("gone")
+
+    rates = book({("key", "key_1"): Rates(requests_per_minute=3)})
+    page.limiter = limiter_of(DegradingStore(Gone(), deadline_s=0.1), rates)
+    await page.limiter.reserve(who, "req_3", 1)
+    _, text = await got(page, "/metrics")
+    assert b"loratorio_gateway_limits_degraded 1.0" in text
+    assert b"loratorio_gateway_limits_local_grants 1.0" in text
