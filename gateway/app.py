@@ -190,7 +190,7 @@ class Application:
                 public=await PublicBeginnings.of_system(settings.public_system_prompts, prompts),
             )
             archive = Archive(database, days=settings.response_days)
-            responses = ResponseEndpoint(intake.chat, archive).endpoint
+            responses = ResponseEndpoint(intake.chat, archive)
             batches = Batches(
                 settings,
                 database,
@@ -198,7 +198,7 @@ class Application:
                 intake,
                 snapshot,
                 owner=recorder.log.id,
-                more={"/v1/responses": responses},
+                more={"/v1/responses": responses.endpoint},
             )
             routes = Routes(
                 services,

@@ -137,6 +137,9 @@ def paths() -> dict[str, Any]:
         "/v1/responses": {
             "post": _asking("Answer, and keep it to go on from", RESPONSE, "model", "input")
         },
+        "/v1/responses/input_tokens": {
+            "post": _asking("How many tokens that would be", RESPONSE, "model", "input")
+        },
         "/tokenize": {"post": _asking("The tokens of a prompt or a chat", TOKENIZE)},
         "/detokenize": {"post": _asking("The text of tokens", DETOKENIZE, "tokens")},
         "/tokenizer_info": {"get": _operation("Special tokens and the chat template")},

@@ -17,6 +17,7 @@ from gateway.health import Health
 from gateway.http import Asgi, ClientGone, Message, Receive, Reply, Request, Scope, Send
 from gateway.identity.principal import Principal
 from gateway.ids import new_id
+from gateway.inference.body import Object
 from gateway.inference.embedding_frames import EmbeddingFrames
 from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
 from gateway.inference.intake import Intake
@@ -37,6 +38,13 @@ class Names(Protocol):
     def models(self, principal: Principal) -> list[Target]: ...
 
 
+class Responses(Protocol):
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    async def count(self, body: Object, principal: Principal) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     name: str  # as metrics call it
@@ -54,7 +62,7 @@ class Routes:
         names: Names,
         *,
         tokenization: Tokenization,
-        responses: Endpoint | None = None,
+        responses: Responses | None = None,
         health: Health,
         behind: Asgi,
     ) -> None:
@@ -83,8 +91,9 @@ class Routes:
         }
 
         if responses is not None:
-            route = Route("/v1/responses", ("POST",), self._respond)
-            self._routes[route.name] = route
+            for path, handle in (("", self._respond), ("/input_tokens", self._count_input)):
+                name = f"/v1/responses{path}"
+                self._routes[name] = Route(name, ("POST",), handle)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._find(scope["path"]) if scope["type"] == "http" else None
@@ -136,7 +145,11 @@ class Routes:
 
     async def _respond(self, request: Request, reply: Reply) -> None:
         assert self._responses is not None, "there is no such route without it"
-        await self._pipeline.serve(request, reply, self._responses)
+        await self._pipeline.serve(request, reply, self._responses.endpoint)
+
+    async def _count_input(self, request: Request, reply: Reply) -> None:
+        assert self._responses is not None, "there is no such route without it"
+        await self._pipeline.tell(request, reply, self._responses.count)
 
     async def _models(self, request: Request, reply: Reply) -> None:
         principal = await self._caller(request, reply)

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.identity.principal import Principal
@@ -10,10 +11,11 @@ from gateway.inference.body import Object
 from gateway.inference.order import Order
 from gateway.inference.pipeline import Endpoint
 from gateway.inference.responding import Responding
+from gateway.inference.support import require_known
 from gateway.inference.tokenizer import Tokenizer
 from gateway.responses.archive import Archive, Terms
 from gateway.responses.frames import ResponseFrames
-from gateway.responses.reading import read_response, renamed
+from gateway.responses.reading import IGNORED, read_response, renamed
 
 UNKEPT = Terms((), timedelta())
 Chat = Callable[[Object, Principal, str], Awaitable[Order]]
@@ -29,8 +31,15 @@ class ResponseEndpoint:
     def endpoint(self) -> Endpoint:
         return Endpoint(self._take, self._frames)
 
+    async def count(self, body: Object, principal: Principal) -> dict[str, Any]:
+        """How many tokens such a request would be, the conversation before it included."""
+        order = await self._take({**body, "store": False}, principal, "")
+        return {"object": "response.input_tokens", "input_tokens": order.prompt_tokens}
+
     async def _take(self, body: Object, principal: Principal, request: str) -> Order:
         asked = read_response(body)
+        if principal.strict:
+            require_known([name for name in asked.ignored if name not in IGNORED])
         terms = UNKEPT
         if asked.store or asked.previous is not None:
             terms = await self._archive.terms(principal, asked.previous)

@@ -24,6 +24,11 @@ SAME = (
 )  # fmt: skip
 # Would change what is answered, or where it is found.
 REFUSED = ("background", "conversation", "prompt", "context_management")
+# Changes nothing about the answer here.
+IGNORED = frozenset({
+    "include", "max_tool_calls", "moderation", "prompt_cache_options", "reasoning",
+    "stream_options", "truncation",
+})  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 RENAMED = {
     "max_completion_tokens": "max_output_tokens",

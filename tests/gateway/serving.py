@@ -266,7 +266,7 @@ async def serving(
         tokenization=tokenization,
         health=health,
         behind=rest,
-        responses=ResponseEndpoint(intake.chat, archive).endpoint if archive else None,
+        responses=ResponseEndpoint(intake.chat, archive) if archive else None,
     )
     listener = Listener(with_cors(routes, allowed_origins), "127.0.0.1", 0)
     serving_task = asyncio.create_task(listener.run_until_stopped())

@@ -12,7 +12,16 @@ from gateway.db import Tenancy
 from gateway.identity.models import Organisation, Project
 from gateway.responses.archive import Archive
 from gateway.responses.repository import RetentionRepository
-from tests.gateway.serving import ADMIN_KEY, BASE, KEY, OTHER_KEY, ask, post, serving
+from tests.gateway.serving import (
+    ADMIN_KEY,
+    BASE,
+    KEY,
+    OTHER_KEY,
+    ask,
+    post,
+    principal,
+    serving,
+)
 from tests.gateway.test_tools import CALL, QWEN
 
 EVENTS = TypeAdapter(ResponseStreamEvent)
@@ -138,6 +147,17 @@ async def test_input_items_are_paged_in_both_orders(server):
     for order, wanted in (("asc", "01234"), ("desc", "43210")):
         items = client.responses.input_items.list(found.id, order=order, limit=2)
         assert "".join([item.content[0].text async for item in items]) == wanted
+
+
+async def test_input_tokens_are_counted_as_they_would_be_used(server):
+    client = server.client()
+    first = await client.responses.create(model=BASE, input="Hi", max_output_tokens=3)
+    more = {"model": BASE, "input": "And?", "previous_response_id": first.id}
+    counted = await client.responses.input_tokens.count(**more)
+    assert counted.object == "response.input_tokens"
+    used = await client.responses.create(**more, max_output_tokens=1)
+    assert counted.input_tokens == used.usage.input_tokens > first.usage.input_tokens
+    assert len(server.engine.submitted) == 2
 
 
 @BOTH
@@ -308,3 +328,11 @@ async def test_unknown_fields_are_named_and_nothing_of_a_chat_is_let_in(server):
     got = await ask(server.port, post(body, path="/v1/responses", key=KEY))
     assert got.status == 200
     assert got.headers["x-ignored-params"] == "messages, n, odd, reasoning"
+
+
+async def test_a_strict_project_has_unknown_fields_refused(server):
+    server.snapshot.keys[KEY] = principal("acme", strict=True)
+    body = {"model": BASE, "input": "a", "reasoning": {}, "max_output_tokens": 1}
+    assert (await ask(server.port, post(body, path="/v1/responses"))).status == 200
+    got = await ask(server.port, post(body | {"odd": 1}, path="/v1/responses"))
+    assert (got.status, got.error["param"]) == (400, "odd")

@@ -22,6 +22,7 @@ INFERENCE: dict[str, dict[str, Any]] = {  # route -> a body that works
     "/v1/completions": {"model": BASE, "prompt": "Hello", "max_tokens": 1},
     "/v1/embeddings": {"model": BASE, "input": "Hello"},
     "/v1/responses": {"model": BASE, "input": "Hello", "max_output_tokens": 1, "store": False},
+    "/v1/responses/input_tokens": {"model": BASE, "input": "Hello"},
     "/v1/responses/{response_id}": {},
     "/v1/responses/{response_id}/cancel": {},
     "/v1/responses/{response_id}/input_items": {},
