@@ -110,8 +110,14 @@ class Stream:
 
     async def batch(self) -> list[Output]:
         """Everything that arrived since the last call, waiting for the first; empty at the end."""
-        first = await anext(self, None)
-        return [] if first is None else [first, *self.take()]
+        while not self._arrived:
+            if self._failure:
+                raise self._failure
+            if self._settled.is_set():
+                return []
+            self._news.clear()
+            await self._news.wait()
+        return self.take()
 
     def take(self) -> list[Output]:
         """What has arrived and was not read, without waiting."""

@@ -7,7 +7,6 @@ part of the answer may have been shown. The engine's outcomes are told as the ga
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from engine.client import EngineLost as ConnectionDied
 from engine.client import RequestRefused, Stream
@@ -40,13 +39,10 @@ class Generation:
         self._streams: dict[int, Stream] = {}
         self.engine = self.boot = ""  # that took the first prompt
 
-    async def batches(self) -> AsyncGenerator[Batch, None]:
+    def batches(self) -> AsyncGenerator[Batch, None]:
         """Raises GatewayError: a refusal before the first batch, a loss at any time."""
         parts = [self._prompt(position) for position in range(len(self._submits))]
-        source = parts[0] if len(parts) == 1 else _merge(parts)
-        async with aclosing(source) as batches:
-            async for batch in batches:
-                yield batch
+        return parts[0] if len(parts) == 1 else _merge(parts)
 
     async def close(self) -> list[Batch]:
         """Stop what still runs and return what arrived meanwhile, final counts included."""

@@ -28,7 +28,7 @@ from gateway.redis_line import Line
 GATEWAYS, BORN = "lt:{gateways}", "lt:{gateways}:since"
 PURSES = "lt:{*}:*:money-*"
 ALIVE_S = 20
-PATIENCE_S = 1.0  # a connection without a reply for so long is given up
+PATIENCE_S = 5.0  # a connection without a reply for so long is given up
 OPEN, DONE, GONE = b"open ", b"done ", b"gone "
 WORDS = {"concurrent requests": "slots"}  # units as scripts call them: one word
 
