@@ -168,6 +168,12 @@ class WorkRepository:
                 .values(attempts=claim.attempt)
             )
 
+    async def is_answered(self, batch: str, line: int) -> bool:
+        statement = select(BatchLine.answer.is_not(None)).where(
+            BatchLine.batch_id == batch, BatchLine.line == line
+        )
+        return bool((await self._session.execute(statement)).scalar_one_or_none())
+
     async def answer(self, batch: str, answers: Iterable[tuple[int, str, bool]]) -> None:
         """(line, answer, whether it failed). A line is answered once."""
         for line, answer, failed in answers:

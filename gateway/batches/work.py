@@ -226,17 +226,22 @@ class Work:
         used = [used for answered in some if (used := answered.used)]
 
         async def change(session: AsyncSession, row: Batch) -> Batch:
+            rows = WorkRepository(session)
+            if again and await rows.is_answered(row.id, some[0].claim.line):
+                return row  # it was written after all, and only the word of it was lost
             answers = ((a.claim.line, a.text, a.failed) for a in some)
-            await WorkRepository(session).answer(row.id, answers)
+            await rows.answer(row.id, answers)
             await self._do.bills.write(session, used)
             return await self._custody.held(session, progress_of(some))
 
+        again = False
         while True:
             try:
                 await self._do.bills.prepare(used)
                 await self._custody.write(change)
                 return
             except DatabaseUnavailable:
+                again = True
                 await asyncio.sleep(AGAIN_S)
 
 

@@ -8,6 +8,7 @@ from openai import APIStatusError, NotFoundError, PermissionDeniedError
 
 from gateway.batches.custody import HELD_FOR, Custody, CustodyLost
 from gateway.batches.repository import WorkRepository
+from gateway.db import DatabaseUnavailable
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.inference.tier import BATCH_PRIORITY
 from gateway.limits.models import Level
@@ -263,6 +264,28 @@ async def test_a_gateway_that_stops_lets_its_batches_go_at_once(database, tmp_pa
         await until(lambda: len(desk.engine.submitted) == 3)
     assert await taken(desk, batch.id, "log_b") is not None
     assert await desk.events() == []
+
+
+async def test_an_answer_whose_commit_was_not_heard_of_is_written_once(
+    database, tmp_path, monkeypatch
+):
+    """The database commits, and the connection is lost before it can say so."""
+    async with batching(database, tmp_path) as desk:
+        whole, lost = Custody._write, []
+
+        async def write(self, change):
+            row = await whole(self, change)
+            if row.completed and not lost:
+                lost.append(row.completed)
+                raise DatabaseUnavailable("the connection was lost")
+            return row
+
+        monkeypatch.setattr(Custody, "_write", write)
+        batch = await desk.end_of(await desk.send([line(n) for n in range(3)]))
+        assert lost
+        assert batch.request_counts.completed == 3
+        assert len(await desk.events()) == 3
+        assert len(await desk.lines(batch.output_file_id)) == 3
 
 
 @BOTH
