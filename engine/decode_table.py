@@ -2,8 +2,8 @@
 
     [rows, COLUMNS + MAXP]   what the columns below say, then the sequence's page table
 
-A row is written whole when a sequence takes it or gets another page, and otherwise only where
-every step moves it, for all rows at once. Segments of adapters use the same rows, one each, from
+A row is written whole when a sequence takes it or has other pages, and otherwise only where every
+step moves it, for all rows at once. Segments of adapters use the same rows, one each, from
 the first: they have nothing to do with the sequence of that row. Floats are stored by their bits.
 """
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from engine.step import NO_ADAPTER, Chunk
 from kernels.philox import uniforms
+from kernels.segments import SEGMENT_TILES
 
 COLUMNS = 16
 TOKEN, POSITION, SLOT, CONTEXT, START, LENGTH, ADAPTER, SOURCE = range(8)
@@ -21,7 +22,7 @@ TOP_K, TEMPERATURE, TOP_P, MIN_P, UNIFORM = range(8, 13)
 UNUSED = [0] * COLUMNS  # a row past the batch
 UNUSED[SLOT] = UNUSED[SOURCE] = -1
 UNUSED[ADAPTER] = NO_ADAPTER
-SEGMENT_TILE = 16  # rows; the smallest tile of the LoRA kernels
+SEGMENT_TILE = SEGMENT_TILES[0]
 
 Ints = npt.NDArray[np.int32]
 
@@ -35,7 +36,7 @@ class DecodeTable:
         self._floats = self.packed.view(np.float32)
         self._page_tokens = page_tokens
         self._seeds = [0] * max_seqs
-        self._held: list[tuple[int, int, int] | None] = [None] * max_seqs
+        self._held: list[tuple[int, Sequence[int]] | None] = [None] * max_seqs
         self._used = 0  # rows of the latest batch
 
     def fill(self, chunks: Sequence[Chunk], sources: Sequence[int], rows: int) -> int:
@@ -60,7 +61,10 @@ class DecodeTable:
 
     def _hold(self, chunks: Sequence[Chunk]) -> None:
         for row, chunk in enumerate(chunks):
-            held = (chunk.sequence, len(chunk.pages), chunk.pages[-1])
+            held = (
+                chunk.sequence,
+                chunk.pages,
+            )  # any page may be exchanged for one with the same KV
             if held != self._held[row]:
                 self._held[row] = held
                 self._write(row, chunk)

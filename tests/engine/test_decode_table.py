@@ -93,3 +93,9 @@ def test_any_course_of_batches_is_entered_as_if_the_table_were_new() -> None:
 def test_forty_rows_of_one_adapter_are_three_segments() -> None:
     chunks = [chunk(i, [i], 0, DRAWN, adapter=7) for i in range(40)]
     check(DecodeTable(40, 1, PAGE), chunks, list(range(40)), rows=40)
+
+
+def test_a_page_that_was_exchanged_while_the_last_one_stayed_is_entered():
+    table = DecodeTable(2, 4, PAGE)
+    check(table, [chunk(1, [5, 6], 4, 7)], [-1], 1)
+    check(table, [chunk(1, [3, 6], 5, 8)], [-1], 1)
