@@ -4,6 +4,7 @@ The only place that imports torch's side at run time, and the only one that know
 SIGTERM and a first SIGINT drain, a second SIGINT leaves at once.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -100,6 +101,8 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     server.start()
     if config.metrics_port is not None:  # ends with the process
         start_http_server(config.metrics_port, config.metrics_host, metrics.registry)
+    gc.collect()
+    gc.freeze()  # what start-up made stays: a look at all of it would hold up a pass for 100 ms
     _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
     return _run(core, server, record)
 
