@@ -18,7 +18,7 @@ from engine.outer import PagedTable
 from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS, SITES
 from engine.staging import send
-from kernels.lora_table import ABSENT, LoraSite, site_blocks
+from kernels.lora_table import ABSENT, LoraSite, site_blocks, site_spans
 
 FIRST_ROWS = 8
 LayerSites = Mapping[str, LoraSite]
@@ -57,7 +57,7 @@ class _Columns:
     ranks: torch.Tensor  # [L, rows, slices]
     bias_units: torch.Tensor | None  # [L, rows, NB]
     gain_units: torch.Tensor | None  # [L, rows, NB]
-    static: list[torch.Tensor] = field(default_factory=list)  # block_slice, block_row, block_rows
+    static: list[torch.Tensor] = field(default_factory=list)  # block_slice, _row, _rows, spans
 
 
 def site_shapes(spec: ModelSpec) -> dict[str, SiteShape]:
@@ -187,7 +187,7 @@ class AdapterTable:
             gain_units=self._full(*lead, shape.blocks, fill=ABSENT) if self._vectors else None,
             static=[
                 torch.tensor(column, dtype=torch.int32, device=self._device)
-                for column in site_blocks(shape.slices)
+                for column in (*site_blocks(shape.slices), site_spans(shape.slices))
             ],
         )
         if (old := self._columns.get(name)) is not None:
@@ -205,7 +205,7 @@ class AdapterTable:
 
     def _view(self, name: str, layer: int) -> LoraSite:
         shape, columns = self._shapes[name], self._columns[name]
-        block_slice, block_row, block_rows = columns.static
+        block_slice, block_row, block_rows, spans = columns.static
         return LoraSite(
             width=shape.width,
             slices=shape.slices,
@@ -215,6 +215,7 @@ class AdapterTable:
             block_slice=block_slice,
             block_row=block_row,
             block_rows=block_rows,
+            spans=spans,
             bias_units=None if columns.bias_units is None else columns.bias_units[layer],
             scale_units=None if columns.gain_units is None else columns.gain_units[layer],
         )

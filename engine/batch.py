@@ -32,6 +32,7 @@ class DecodeRows:
     page_table: torch.Tensor  # [B, MAXP] int32
     context_lens: torch.Tensor  # [B] int32, the new token included
     rows: torch.Tensor  # [B] int32, the row of each sequence
+    query_len: torch.Tensor  # [B] int32: 1, or 0 in a row that is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,11 @@ class BatchBuilder:
     """Makes StepInputs for one device and page size."""
 
     def __init__(
-        self, page_tokens: int, device: torch.device, *, segment_tile: int | None = None
+        self, page_tokens: int, device: torch.device, *, tiles: Sequence[int] = ()
     ) -> None:
-        self._page_tokens, self._device, self._tile = page_tokens, device, segment_tile
+        """``tiles``: rows, ascending. Segments are cut to the first that holds the longest run of
+        an adapter, or to the last; whole without any."""
+        self._page_tokens, self._device, self._tiles = page_tokens, device, tiles
         # Kernels are compiled apart for page tables whose width is 1, a multiple of 16, or neither.
         self._width = 16 if device.type == "cuda" else 1
 
@@ -152,13 +155,19 @@ class BatchBuilder:
         adapters: list[int] = []
         for chunk, length in zip(chunks, lengths, strict=True):
             adapters += [chunk.adapter] * length
-        return Segments.cut(adapters, tile=self._tile)
+        runs = Segments.cut(adapters, tile=None)
+        if not self._tiles:
+            return runs
+        longest = max(length for _, length, _ in runs)
+        tile = next((tile for tile in self._tiles if tile >= longest), self._tiles[-1])
+        return Segments.cut(adapters, tile=tile)
 
     def _segments(self, columns: torch.Tensor, runs: Runs) -> Segments | None:
         if not runs:
             return None
         start, length, adapter = columns.unbind(0)
-        longest = self._tile or max(length for _, length, _ in runs)
+        longest = max(length for _, length, _ in runs)
+        longest = next((tile for tile in self._tiles if tile >= longest), longest)
         return Segments(start=start, length=length, adapter=adapter, longest=longest, runs=runs)
 
 
@@ -169,6 +178,7 @@ def _decode(there: Mapping[str, torch.Tensor]) -> DecodeRows | None:
         page_table=there["decode pages"],
         context_lens=there["decode end"],
         rows=there["decode start"],
+        query_len=there["decode len"],
     )
 
 

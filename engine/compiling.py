@@ -103,6 +103,6 @@ class CompileCount:
     def begin(self) -> None:
         knobs.runtime.jit_post_compile_hook = self._compiled
 
-    def _compiled(self, *, repr: str, **facts: object) -> None:
+    def _compiled(self, *, key: str, repr: str, **facts: object) -> None:
         self._count += 1
-        log.warning("compiled while serving: %s", repr)
+        log.warning("compiled while serving: %s, as %s", repr, key)

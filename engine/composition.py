@@ -41,6 +41,7 @@ from engine.references import References
 from engine.rehearsal import Needs, Rehearsal, Stage
 from engine.runner import ModelRunner
 from engine.stored_weights import of_checkpoint
+from kernels.segments import SEGMENT_TILES
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
 MASK_THREADS = 8
@@ -75,7 +76,8 @@ def _compose(
     config: EngineConfig, model: Decoder, weights: Weights, fingerprinted: Future[BaseSpec]
 ) -> Built[LaidOut]:
     spec, place = model.spec, weights.place
-    builder = BatchBuilder(config.page_tokens, place.device)
+    tiles = SEGMENT_TILES if place.device.type == "cuda" else ()
+    builder = BatchBuilder(config.page_tokens, place.device, tiles=tiles)
 
     def memory_of(pages: int) -> PageMemory:
         return PageMemory(

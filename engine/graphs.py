@@ -193,6 +193,7 @@ class DecodeGraphs:
                 page_table=self._packed[:rows, COLUMNS:],
                 context_lens=columns[CONTEXT],
                 rows=self._rows[:rows],
+                query_len=columns[CONTEXT].clamp(max=1),
             ),
             prefill=None,
             segments=segments if adapted else None,

@@ -21,7 +21,7 @@ from engine.errors import CheckpointInvalid
 from engine.layers.embedding import Embedding, Head
 from engine.layers.half import Half
 from engine.layers.int4 import FewOrMany, Int4
-from engine.layers.linear import W4, Dense, Linear, Prepacked, fuse, pack
+from engine.layers.linear import W4, Dense, Linear, Prepacked, Wide, fuse, pack
 from engine.layers.tiling import Tiled, Tiling, find_tiling
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
@@ -85,7 +85,9 @@ class Weights:
         if self.spec.tied_head:
             return Head(self._tied_head(embedding))
         weight, bias = self._weight(HEAD, size), self._bias(HEAD, size[1], False)
-        return Head(self._head_of(weight, size, bias))
+        if self.place.device.type == "cpu" or isinstance(weight, Quantised):
+            return Head(self._head_of(weight, size, bias))
+        return Head(self._tile(Wide(weight.to(self.place.device, self.place.dtype))))
 
     def finish(self) -> None:
         """Call when the model has all its layers. Raises when a tensor was left over."""
@@ -208,7 +210,7 @@ class Weights:
                 "tie_word_embeddings says"
             )
         if self.place.device.type != "cpu":
-            return self._tile(Dense(embedding.table))
+            return self._tile(Wide(embedding.table))
         return self._head_of(stored, size[::-1], None)
 
 

@@ -10,6 +10,7 @@ from engine.adapter_table import AdapterTable
 from engine.batch import BatchBuilder, HeadLayout, StepInputs
 from engine.graphs import DecodeGraphs
 from engine.last_draws import LastDraws
+from engine.layers.beside import Beside
 from engine.layers.lora import LoraPass
 from engine.layers.stacked import Stacks
 from engine.models.decoder import Decoder
@@ -97,6 +98,8 @@ class ModelRunner:
         self._stacks = Stacks(table, memory.flat) if stackable else None
         self._max_seqs, self._last = max_seqs, LastDraws(max_seqs, device)
         self._graphs: DecodeGraphs | None = None
+        cuda = device.type == "cuda"
+        self._beside = Beside(torch.cuda.Stream(device)) if cuda else None  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def capture(self, max_pages: int) -> None:
@@ -209,7 +212,10 @@ class ModelRunner:
         return event
 
     def _logits(self, inputs: StepInputs, out: torch.Tensor) -> torch.Tensor:
-        return self._model.head(self._model(inputs, self._memory.layers, self._lora(inputs)), out)
+        """What graphs capture: launches cost the host nothing, so adapters take a second stream."""
+        lora = self._lora(inputs)
+        lora = None if lora is None else replace(lora, beside=self._beside)
+        return self._model.head(self._model(inputs, self._memory.layers, lora), out)
 
     def _lora(self, inputs: StepInputs, outer: OuterPass | None = None) -> LoraPass | None:
         if inputs.segments is None:

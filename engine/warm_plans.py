@@ -24,8 +24,9 @@ class WarmPlans:
         self._config, self._longest = config, longest
 
     def all(self) -> Iterator[StepPlan]:
-        """Adapted: a pass without adapters takes some of the same kernels."""
+        """With adapters and without: sums are read with an addend or without."""
         yield from self.mixed(0)
+        yield from self.mixed(NO_ADAPTER)
         yield from self.shared()
         yield self._plan([1], 0)
         yield self._plan([1, 1], 0)

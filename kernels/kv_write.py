@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.launch import next_power_of_2, require, use_triton
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _kv_write_kernel(  # type: ignore[no-untyped-def]
     k_ptr,
     v_ptr,

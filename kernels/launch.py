@@ -84,7 +84,7 @@ class Chain(TypedDict):
     launch_pdl: bool
 
 
-def chained(tensor: torch.Tensor) -> Chain:
+def chained(tensor: torch.Tensor, *, chain: bool = True) -> Chain:
     """Options with which a kernel starts while the one before it still runs.
 
     Where the device can (Hopper and later), the kernel is set up and may read weights before its
@@ -94,9 +94,10 @@ def chained(tensor: torch.Tensor) -> Chain:
       before it has ended, because each of those kernels waited as well.
     - ``gdc_launch_dependents`` as soon as the next kernel may take what room is left.
 
-    A kernel launched without these options waits for everything and holds nothing up.
+    A kernel launched without these options waits for everything and holds nothing up. One that
+    ``joins`` reads what two streams have made and is such a kernel.
     """
-    able = not interpreting() and tensor.is_cuda and _capability(tensor.device) >= (9, 0)
+    able = chain and not interpreting() and tensor.is_cuda and _capability(tensor.device) >= (9, 0)
     return {"CHAINED": able, "launch_pdl": able}
 
 

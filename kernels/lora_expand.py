@@ -8,20 +8,38 @@ A site may carry two more vectors per adapter, each in blocks like B: gain and b
 y = (y + B h) * (1 + gain) + bias. The gain is DoRA's factor less one: a small number, which a
 16-bit type holds finely where it would round the factor itself. Rows without an adapter, and slices
 an adapter leaves alone, keep their bits.
+
+``lora_addend`` writes B h + bias by itself, zeros where there is none: it needs no product of the
+base, so both can run at once, and whoever reads the base's addends adds one more.
 """
+
+from math import gcd
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import cdiv, compute_type, require, use_triton
-from kernels.lora_shrink import project
-from kernels.lora_table import ABSENT, B_ROWS, UNIT, LoraSite, b_stride
+from kernels.launch import (
+    cdiv,
+    chained,
+    compute_type,
+    multiprocessors,
+    require,
+    use_triton,
+)
+from kernels.lora_shrink import HANDFUL, project, tile_bucket
+from kernels.lora_table import ABSENT, B_ROWS, SPAN, UNIT, LoraSite, b_stride
 from kernels.segments import BASE, Segments
 from kernels.tuning import choose
 
+_MANY = 2  # programs per multiprocessor, from which one takes all tiles of a span
+_SHORT = 16  # rows of a tile, up to which it may
 
-@triton.jit
+
+@triton.jit(
+    do_not_specialize=["T", "tiles"],
+    do_not_specialize_on_alignment=["start_ptr", "length_ptr", "adapter_ptr"],
+)
 def _expand_kernel(  # type: ignore[no-untyped-def]
     h_ptr,
     pool_ptr,
@@ -33,76 +51,142 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     ranks_ptr,
     bias_units_ptr,
     scale_units_ptr,
-    block_slice_ptr,
-    block_row_ptr,
-    block_rows_ptr,
+    spans_ptr,
     T,
     tiles,
     stride_y,
     PLANES: tl.constexpr,
     UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
     SLICES: tl.constexpr,
     R: tl.constexpr,
+    ADD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    B_ROWS: tl.constexpr,
+    PIECES: tl.constexpr,
+    EACH: tl.constexpr,
+    ALIGN: tl.constexpr,
     BLOCK_R: tl.constexpr,
     CT: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
-    """BLOCK_T rows of a segment by one block of output columns, over all of its ranks."""
-    block = tl.program_id(0)
+    """BLOCK_T rows of a segment by EACH tiles of BLOCK_N output columns, over all of their ranks.
+
+    B is asked for a tile ahead, and before h: where the kernel is chained, h is still being made.
+    """
     segment = tl.program_id(1) // tiles
     first = tl.program_id(1) % tiles * BLOCK_T
     length = tl.load(length_ptr + segment)
     adapter = tl.load(adapter_ptr + segment).to(tl.int64)
-    if (first < length) & (adapter >= 0):
-        index = tl.load(block_slice_ptr + block)
-        rank = tl.load(ranks_ptr + adapter * SLICES + index)
-        entry = adapter * tl.num_programs(0) + block
-        bias = -1
-        scale = -1
-        if HAS_BIAS:
-            bias = tl.load(bias_units_ptr + entry)
-        if HAS_SCALE:
-            scale = tl.load(scale_units_ptr + entry)
-        if (rank > 0) | (bias >= 0) | (scale >= 0):
-            t = first + tl.arange(0, BLOCK_T)
-            n = tl.arange(0, BLOCK_N)
-            r = tl.arange(0, BLOCK_R)
-            row = (tl.load(start_ptr + segment) + t).to(tl.int64)
-            columns = tl.load(block_rows_ptr + block)
-            live = t < length
-            inside = n < columns
-            acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
-            b_unit = tl.load(units_ptr + entry).to(tl.int64)
-            stride_b = tl.multiple_of(tl.cdiv(rank, 8) * 8, 8)
-            at_h = h_ptr + (row * SLICES + index)[:, None] * R + r[None, :]
-            at_b = pool_ptr + b_unit * UNIT + n[None, :] * stride_b + r[:, None]
-            for r0 in range(0, rank, BLOCK_R):
-                mine = r0 + r < rank
-                h = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
-                for plane in range(PLANES):
-                    skip = tl.cast(plane, tl.int64) * T * (SLICES * R)
-                    h += tl.load(at_h + skip + r0, mask=live[:, None] & mine[None, :], other=0.0)
-                b = tl.load(
-                    at_b + r0,
-                    mask=mine[:, None] & inside[None, :],
-                    other=0.0,
-                    eviction_policy="evict_first",
-                )
-                acc = tl.dot(h.to(CT), b.to(CT), acc, input_precision="ieee")
-            column = tl.load(block_row_ptr + block) + n
-            at_y = y_ptr + row[:, None] * stride_y + column[None, :]
-            both = live[:, None] & inside[None, :]
-            y = tl.load(at_y, mask=both, other=0.0).to(tl.float32) + acc
-            if scale >= 0:
-                at = pool_ptr + tl.cast(scale, tl.int64) * UNIT + n
-                y *= 1.0 + tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
-            if bias >= 0:
-                at = pool_ptr + tl.cast(bias, tl.int64) * UNIT + n
-                y += tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
-            tl.store(at_y, y.to(y_ptr.dtype.element_ty), mask=both)
+    start = tl.load(start_ptr + segment).to(tl.int64)
+    span = spans_ptr + tl.program_id(0) // PIECES * 4
+    index = tl.load(span)
+    block = tl.load(span + 1)
+    column = tl.multiple_of(tl.load(span + 2), ALIGN)
+    columns = tl.multiple_of(tl.load(span + 3), ALIGN)
+    tile = tl.program_id(0) % PIECES * EACH
+    if (first < length) & (tile * BLOCK_N < columns):
+        known = tl.maximum(adapter, 0)
+        rank = tl.load(ranks_ptr + known * SLICES + index)
+        entry = known * BLOCKS + block
+        n = tl.arange(0, BLOCK_N)
+        r = tl.arange(0, BLOCK_R)
+        t = first + tl.arange(0, BLOCK_T)
+        stride_b = tl.multiple_of(tl.cdiv(rank, 8) * 8, 8)
+        last = tl.minimum(tile + EACH, tl.cdiv(columns, BLOCK_N))
+        at_h = h_ptr + (start * SLICES + index) * R
+        at_h += (t * (SLICES * R))[:, None] + r[None, :]
+        units = units_ptr + entry
+        some = (adapter >= 0) & (rank > 0)
+        b = _load_b(
+            pool_ptr, units, tile, r, stride_b, n, some, columns, UNIT, B_ROWS, BLOCK_N
+        )  # fmt: skip
+        if CHAINED:
+            tl.extra.cuda.gdc_wait()
+        h = _load_h(at_h, t, length, some, T, PLANES, SLICES, R, BLOCK_T, BLOCK_R).to(CT)
+        for i in tl.static_range(EACH):
+            at = tile + i
+            ahead = b
+            if i + 1 < EACH:
+                ahead = _load_b(
+                    pool_ptr, units, at + 1, r, stride_b, n, some & (at + 1 < last), columns,
+                    UNIT, B_ROWS, BLOCK_N,
+                )  # fmt: skip
+            if at < last:
+                m = at * BLOCK_N + n
+                acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+                bias = -1
+                scale = -1
+                if adapter >= 0:
+                    acc = tl.dot(h, b.to(CT), acc, input_precision="ieee")
+                    for r0 in range(BLOCK_R, rank, BLOCK_R):
+                        more = _load_h(
+                            at_h + r0, t, length, some, T, PLANES, SLICES, R, BLOCK_T, BLOCK_R
+                        )
+                        b = _load_b(
+                            pool_ptr, units, at, r0 + r, stride_b, n, some, columns,
+                            UNIT, B_ROWS, BLOCK_N,
+                        )  # fmt: skip
+                        acc = tl.dot(more.to(CT), b.to(CT), acc, input_precision="ieee")
+                    if HAS_BIAS:
+                        bias = tl.load(bias_units_ptr + entry)
+                    if HAS_SCALE:
+                        scale = tl.load(scale_units_ptr + entry)
+                if (not ADD) | some | (bias >= 0) | (scale >= 0):
+                    inside = m < columns
+                    both = (t < length)[:, None] & inside[None, :]
+                    at_y = y_ptr + start * stride_y + column + at * BLOCK_N
+                    at_y += (t * stride_y)[:, None] + n[None, :]  # 32 bits reach over a segment
+                    if ADD:
+                        acc += tl.load(at_y, mask=both, other=0.0).to(tl.float32)
+                    if scale >= 0:
+                        of = _vector_at(pool_ptr, scale_units_ptr + entry, m, inside, UNIT, B_ROWS)
+                        acc *= 1.0 + tl.load(of, mask=inside, other=0.0).to(tl.float32)[None, :]
+                    if bias >= 0:
+                        of = _vector_at(pool_ptr, bias_units_ptr + entry, m, inside, UNIT, B_ROWS)
+                        acc += tl.load(of, mask=inside, other=0.0).to(tl.float32)[None, :]
+                    tl.store(at_y, acc.to(y_ptr.dtype.element_ty), mask=both)
+            b = ahead
+
+
+@triton.jit
+def _load_h(  # type: ignore[no-untyped-def]
+    at, t, length, some, T,
+    PLANES: tl.constexpr, SLICES: tl.constexpr, R: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """The sum over the planes, [BLOCK_T, BLOCK_R]. Past an adapter's rank lie zeros."""
+    h = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
+    for plane in tl.static_range(PLANES):
+        skip = tl.cast(plane, tl.int64) * T * (SLICES * R)
+        h += tl.load(at + skip, mask=((t < length) & some)[:, None], other=0.0)
+    return h
+
+
+@triton.jit
+def _load_b(  # type: ignore[no-untyped-def]
+    pool_ptr, units_ptr, tile, r, stride_b, n, some, columns,
+    UNIT: tl.constexpr, B_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A tile of B, [ranks, BLOCK_N]. The padding of a row is there, and zero."""
+    m = tile * BLOCK_N + n
+    inside = (m < columns) & some
+    unit = tl.load(units_ptr + m // B_ROWS, mask=inside, other=0).to(tl.int64)
+    at = pool_ptr + (unit * UNIT + n % B_ROWS * stride_b)[None, :] + r[:, None]
+    mask = (r < stride_b)[:, None] & inside[None, :]
+    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _vector_at(  # type: ignore[no-untyped-def]
+    pool_ptr, units_ptr, n, inside, UNIT: tl.constexpr, B_ROWS: tl.constexpr
+):
+    """Where the elements of a vector lie whose blocks these units are."""
+    unit = tl.load(units_ptr + n // B_ROWS, mask=inside, other=0).to(tl.int64)
+    return pool_ptr + unit * UNIT + n % B_ROWS
 
 
 def lora_expand(
@@ -119,11 +203,9 @@ def lora_expand(
     Args:
         deterministic: a row is bit-equal whoever shares the batch.
     """
-    require(y.shape[1] == site.columns, f"y: {y.shape[1]} columns, the site has {site.columns}")
-    require(pool.dtype == y.dtype, f"pool: {pool.dtype} does not match y {y.dtype}")
-    require(y.stride(1) == 1, "y: columns must be contiguous")
+    _check(pool, site, y)
     if use_triton(y):
-        _launch(h, pool, site, segments, y)
+        _launch(h, pool, site, segments, y, tile_bucket(segments, deterministic), add=True)
         return
     for start, length, adapter in segments.runs:
         if adapter != BASE and length:
@@ -131,17 +213,53 @@ def lora_expand(
             _expand_rows(h[0, rows], pool, site, adapter, y[rows], deterministic)
 
 
+def lora_addend(
+    h: torch.Tensor,
+    pool: torch.Tensor,
+    site: LoraSite,
+    segments: Segments,
+    out: torch.Tensor,
+) -> None:
+    """Write what every row's own adapter adds into out [T, N], of the type of the pool.
+
+    Only rows of segments are written. The site must have no gains: they scale the base's product.
+    """
+    _check(pool, site, out)
+    require(site.scale_units is None, "site: gains scale the whole output, not an addend")
+    if use_triton(out):
+        _launch(h, pool, site, segments, out, segments.longest, add=False)
+        return
+    lora_expand(h, pool, site, segments, out.zero_())
+
+
+def _check(pool: torch.Tensor, site: LoraSite, y: torch.Tensor) -> None:
+    require(y.shape[1] == site.columns, f"y: {y.shape[1]} columns, the site has {site.columns}")
+    require(pool.dtype == y.dtype, f"pool: {pool.dtype} does not match y {y.dtype}")
+    require(y.stride(1) == 1, "y: columns must be contiguous")
+
+
 def _launch(
-    h: torch.Tensor, pool: torch.Tensor, site: LoraSite, segments: Segments, y: torch.Tensor
+    h: torch.Tensor,
+    pool: torch.Tensor,
+    site: LoraSite,
+    segments: Segments,
+    y: torch.Tensor,
+    bucket: int,
+    *,
+    add: bool,
 ) -> None:
     planes, T, slices, R = h.shape
     G = segments.start.numel()
     if T == 0 or G == 0 or segments.longest == 0:
         return
-    config = choose("lora_expand", segments.longest, y.device)
+    op = "lora_expand_handful" if T <= HANDFUL and not add else "lora_expand"
+    config = choose(op, bucket, y.device)
     tiles = cdiv(segments.longest, config.rows)
     absent = site.b_units  # a pointer that is not read
-    _expand_kernel[(site.block_slice.numel(), G * tiles)](
+    spans, all_tiles = site.spans.shape[0], SPAN * B_ROWS // config.columns
+    many = spans * G * tiles >= _MANY * multiprocessors(y.device)
+    each = all_tiles if many and bucket <= _SHORT else 1
+    _expand_kernel[(spans * (all_tiles // each), G * tiles)](
         h,
         pool,
         y,
@@ -152,24 +270,29 @@ def _launch(
         site.ranks,
         absent if site.bias_units is None else site.bias_units,
         absent if site.scale_units is None else site.scale_units,
-        site.block_slice,
-        site.block_row,
-        site.block_rows,
+        site.spans,
         T,
         tiles,
         y.stride(0),
         PLANES=planes,
         UNIT=UNIT,
+        BLOCKS=site.b_units.shape[1],
         SLICES=slices,
         R=R,
+        ADD=add,
         HAS_BIAS=site.bias_units is not None,
         HAS_SCALE=site.scale_units is not None,
         BLOCK_T=config.rows,
-        BLOCK_N=B_ROWS,
+        BLOCK_N=config.columns,
+        B_ROWS=B_ROWS,
+        PIECES=all_tiles // each,
+        EACH=each,
+        ALIGN=gcd(16, *site.slices),
         BLOCK_R=config.depth,
         CT=compute_type(y.dtype),
         num_warps=config.warps,
         num_stages=config.stages,
+        **chained(y),
     )
 
 

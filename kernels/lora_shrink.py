@@ -6,8 +6,9 @@
                           zero for rows without an adapter, absent slices and ranks past the
                           adapter's own
 
-R is the rank capacity of the site. P depends on K and on whether T is small, and the terms are
-the same ones added in the same order for every P. Accumulation is float32.
+R is the rank capacity of the site. P depends on K and T. In deterministic mode the terms are the
+same ones added in the same order for every P; else a handful of rows is cut into more, shorter
+terms, since then the time is that of one program. Accumulation is float32.
 """
 
 import torch
@@ -19,13 +20,18 @@ from kernels.lora_table import A_ROWS, UNIT, LoraSite, a_stride
 from kernels.segments import BASE, Segments
 from kernels.tuning import choose
 
-_TILE = 16  # rows of x in one product
+_TILE = 16  # rows that the torch path takes at once
 _TERMS = 8  # partial sums a row is made of, at most
 _SHORTEST_TERM = 1024  # columns of x
 _FEW_TOKENS = 512  # up to here each term is a program's and a plane
+HANDFUL = 8  # tokens, up to which terms may be shorter:
+_MANY_TERMS, _SHORT_TERM = 32, 256
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["T", "tiles"],
+    do_not_specialize_on_alignment=["start_ptr", "length_ptr", "adapter_ptr"],
+)
 def _shrink_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     pool_ptr,
@@ -51,25 +57,25 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     CT: tl.constexpr,
 ):
     """BLOCK_T rows of a segment by one block of ranks of a slice, TERMS_EACH terms of K."""
-    segment = tl.program_id(0) // tiles
+    segment = tl.program_id(1) // tiles
     length = tl.load(length_ptr + segment)
-    first = tl.program_id(0) % tiles * BLOCK_T
+    first = tl.program_id(1) % tiles * BLOCK_T
     if first < length:
         adapter = tl.load(adapter_ptr + segment).to(tl.int64)
-        index = tl.program_id(1) // RB
-        block = tl.program_id(1) % RB
+        index = tl.program_id(0) // RB
+        block = tl.program_id(0) % RB
         plane = tl.program_id(2)
+        site = tl.maximum(adapter, 0) * SLICES + index
+        rank = tl.load(ranks_ptr + site)  # together with the unit, not one after the other
+        unit = tl.load(units_ptr + site * RB + block).to(tl.int64)
+        rank = tl.where(adapter >= 0, rank, 0) - block * BLOCK_R
         t = first + tl.arange(0, BLOCK_T)
         row = (tl.load(start_ptr + segment) + t).to(tl.int64)
         r = tl.arange(0, BLOCK_R)
         k = tl.arange(0, BLOCK_K)
         live = t < length
         acc = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
-        rank = 0
-        if adapter >= 0:
-            rank = tl.load(ranks_ptr + adapter * SLICES + index) - block * BLOCK_R
         if rank > 0:
-            unit = tl.load(units_ptr + (adapter * SLICES + index) * RB + block).to(tl.int64)
             at_a = pool_ptr + unit * UNIT + r[None, :] * STRIDE_A + k[:, None]
             at_x = x_ptr + row[:, None] * stride_x + k[None, :]
             for term in range(plane * TERMS_EACH, (plane + 1) * TERMS_EACH):
@@ -89,16 +95,21 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
         tl.store(h_ptr + at[:, None] + r[None, :], acc, mask=live[:, None])
 
 
-def hidden_shape(site: LoraSite, tokens: int) -> tuple[int, int, int, int]:
+def hidden_shape(
+    site: LoraSite, tokens: int, *, deterministic: bool = True
+) -> tuple[int, int, int, int]:
     """Shape of h."""
     few = use_triton(site.ranks) and tokens <= _FEW_TOKENS
-    planes = _terms(site.width)[0] if few else 1
+    planes = _terms(site.width, tokens, deterministic)[0] if few else 1
     return planes, tokens, len(site.slices), site.rank_capacity
 
 
-def _terms(width: int) -> tuple[int, int]:
-    """(count, columns) of the terms of a row, a function of the width alone."""
-    columns = max(_SHORTEST_TERM, round_up(cdiv(width, _TERMS), 256))
+def _terms(width: int, tokens: int, deterministic: bool) -> tuple[int, int]:
+    """(count, columns) of the terms of a row; in deterministic mode by the width alone."""
+    most, shortest = _TERMS, _SHORTEST_TERM
+    if tokens <= HANDFUL and not deterministic:
+        most, shortest = _MANY_TERMS, _SHORT_TERM
+    columns = max(shortest, round_up(cdiv(width, most), 256))
     return cdiv(width, columns), columns
 
 
@@ -121,10 +132,10 @@ def lora_shrink(
     require(site.width == K, f"x: {K} columns, the site expects {site.width}")
     require(pool.dtype == x.dtype, f"pool: {pool.dtype} does not match x {x.dtype}")
     require(x.stride(1) == 1, "x: columns must be contiguous")
-    shape = hidden_shape(site, T)
+    shape = hidden_shape(site, T, deterministic=deterministic)
     if use_triton(x):
         h = torch.empty(shape, dtype=torch.float32, device=x.device) if out is None else out
-        _launch(x, pool, site, segments, h)
+        _launch(x, pool, site, segments, h, deterministic)
         return h
     h = torch.zeros(shape, dtype=torch.float32, device=x.device) if out is None else out.zero_()
     for start, length, adapter in segments.runs:
@@ -135,17 +146,23 @@ def lora_shrink(
 
 
 def _launch(
-    x: torch.Tensor, pool: torch.Tensor, site: LoraSite, segments: Segments, h: torch.Tensor
+    x: torch.Tensor,
+    pool: torch.Tensor,
+    site: LoraSite,
+    segments: Segments,
+    h: torch.Tensor,
+    deterministic: bool,
 ) -> None:
     (T, K), G = x.shape, segments.start.numel()
     if T == 0 or G == 0 or segments.longest == 0:
         return
     _, slices, blocks = site.a_units.shape
-    tiles = cdiv(segments.longest, _TILE)
-    terms, columns = _terms(K)
+    terms, columns = _terms(K, T, deterministic)
     planes = h.shape[0]
-    config = choose("lora_shrink", segments.longest, x.device)
-    _shrink_kernel[(G * tiles, slices * blocks, planes)](
+    op = "lora_shrink_handful" if T <= HANDFUL and not deterministic else "lora_shrink"
+    config = choose(op, tile_bucket(segments, deterministic), x.device)
+    tiles = cdiv(segments.longest, config.rows)
+    _shrink_kernel[(slices * blocks, G * tiles, planes)](
         x,
         pool,
         h,
@@ -164,13 +181,18 @@ def _launch(
         RB=blocks,
         TERM=columns,
         TERMS_EACH=terms // planes,
-        BLOCK_T=_TILE,
+        BLOCK_T=config.rows,
         BLOCK_R=A_ROWS,
         BLOCK_K=config.depth,
         CT=compute_type(x.dtype),
         num_warps=config.warps,
         num_stages=config.stages,
     )
+
+
+def tile_bucket(segments: Segments, deterministic: bool) -> int:
+    """What tiles are chosen by: another height may round differently."""
+    return 1 if deterministic else segments.longest
 
 
 def _shrink_rows(

@@ -21,6 +21,7 @@ from kernels.launch import cdiv, round_up
 UNIT = 64  # elements; blocks start at multiples of it
 A_ROWS = 16  # rows of A in a block
 B_ROWS = 128  # output columns in a block of B
+SPAN = 8  # blocks of B, of one slice, that a program of expand takes at most
 ABSENT = -1  # unit of a block that does not exist
 
 
@@ -46,6 +47,7 @@ class LoraSite:
     block_slice: torch.Tensor  # [NB] int32, the slice a block of B belongs to
     block_row: torch.Tensor  # [NB] int32, its first column in y
     block_rows: torch.Tensor  # [NB] int32, its columns, at most 128
+    spans: torch.Tensor  # [S, 4] int32: slice, first block, first column in y, columns
     bias_units: torch.Tensor | None = None  # [adapters, NB] int32, block_rows elements; -1 none
     scale_units: torch.Tensor | None = (
         None  # the same, gains: factors of the output less one (DoRA)
@@ -75,6 +77,18 @@ def site_blocks(slices: tuple[int, ...]) -> tuple[list[int], list[int], list[int
     return blocks
 
 
+def site_spans(slices: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """(slice, first block, first column, columns) of each run of SPAN blocks of a slice."""
+    spans = []
+    column = block = 0
+    for index, columns in enumerate(slices):
+        for first in range(0, columns, SPAN * B_ROWS):
+            count = min(SPAN * B_ROWS, columns - first)
+            spans.append((index, block + first // B_ROWS, column + first, count))
+        column, block = column + columns, block + cdiv(columns, B_ROWS)
+    return spans
+
+
 def empty_site(
     width: int, slices: tuple[int, ...], *, adapters: int, rank: int, device: torch.device | str
 ) -> LoraSite:
@@ -94,4 +108,5 @@ def empty_site(
         block_slice=columns[0],
         block_row=columns[1],
         block_rows=columns[2],
+        spans=torch.tensor(site_spans(slices), dtype=torch.int32, device=device),
     )

@@ -67,7 +67,7 @@ def _codes(  # type: ignore[no-untyped-def]
         return q - (zero.to(CT) + 1024)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _matmul_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     words_ptr,
@@ -139,7 +139,7 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=live & (n < N)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _sum_kernel(  # type: ignore[no-untyped-def]
     planes_ptr,
     bias_ptr,
@@ -219,10 +219,10 @@ def matmul_w4a16(
     require(x.stride(1) == 1, "x: columns must be contiguous")
     if w.perm is not None:
         x = x.index_select(1, w.perm)
-    y = torch.empty((M, w.columns), dtype=x.dtype, device=x.device) if out is None else out
     if not use_triton(x) or (M > DEQUANTIZE_ABOVE and not deterministic):
-        dense = _dense(w, x.dtype)
-        return y.copy_(torch.nn.functional.linear(x, dense, bias))
+        y = torch.nn.functional.linear(x, _dense(w, x.dtype), bias)
+        return y if out is None else out.copy_(y)
+    y = torch.empty((M, w.columns), dtype=x.dtype, device=x.device) if out is None else out
     if _on_hopper(x, w, deterministic):
         return _multiply_hopper(x, w, bias, y, deterministic)
     step = _ROWS_AT_ONCE if deterministic else max(M, 1)
@@ -238,10 +238,15 @@ def matmul_w4a16_parts(
     *,
     bias: torch.Tensor | None = None,
     deterministic: bool = False,
+    chain: bool = True,
 ) -> torch.Tensor:
-    """x @ W + bias as addends [P, M, N]: float32, or of the type of x where P is 1."""
+    """x @ W + bias as addends [P, M, N]: float32, or of the type of x where P is 1.
+
+    Args:
+        chain: see ``launch.chained``.
+    """
     if w.perm is None and _on_hopper(x, w, deterministic) and x.shape[0]:
-        return _hopper_planes(x, w, bias, None, deterministic)
+        return _hopper_planes(x, w, bias, None, deterministic, chain=chain)
     return matmul_w4a16(x, w, bias=bias, deterministic=deterministic).unsqueeze(0)
 
 
@@ -256,13 +261,15 @@ def _hopper_planes(
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
     deterministic: bool,
+    *,
+    chain: bool = True,
 ) -> torch.Tensor:
     """In deterministic mode one tile serves any number of rows, so that K is cut the same way."""
     assert w.meta is not None
     rows = DETERMINISTIC_ROWS if deterministic else x.shape[0]
     tile = w4_hopper.choose_tile(rows, w.columns, w.words.shape[1], x.device)
     return w4_hopper.w4_planes(
-        x.contiguous(), w.words, w.meta, tile, group=w.group, bias=bias, out=out
+        x.contiguous(), w.words, w.meta, tile, group=w.group, bias=bias, out=out, chain=chain
     )
 
 

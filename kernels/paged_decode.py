@@ -35,7 +35,10 @@ _PARTS = 16  # of a context, joined at once
 _SPAN = 8  # tiles of keys in a part when the result must not depend on the batch
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["stride_table"],
+    do_not_specialize_on_alignment=["page_table_ptr", "context_lens_ptr", "rows_ptr"],
+)
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     kv_ptr,
@@ -158,7 +161,7 @@ def _parts_used(  # type: ignore[no-untyped-def]
         return tl.cdiv(end, SPAN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["context_lens_ptr", "rows_ptr"])
 def _combine_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
     lse_ptr,

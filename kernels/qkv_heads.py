@@ -1,6 +1,7 @@
 """From a fused projection to heads: the last step before attention.
 
     qkv        [T, W], or [P, T, W], addends of it in planes; W = (QH + 2 KVH) D, columns contiguous
+    addend     [T, W]              one more of them, of any type
     kv         [P, 2, KVH, PS, D]  one layer's view of the page pool; a [PS, D] tile is contiguous
     positions  [T]                 int64, rows of cos_sin
     slots      [T]                 int64, page * PS + offset in the page; -1 writes nothing
@@ -21,6 +22,7 @@ import triton.language as tl
 from kernels.kv_write import kv_write_reference
 from kernels.launch import chained, next_power_of_2, require, use_triton
 from kernels.places import NewTokens
+from kernels.planes import total
 from kernels.rms_norm import rms_norm, rms_norm_reference
 from kernels.rope import rope_reference
 
@@ -34,9 +36,10 @@ class HeadNorms:
     eps: float
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qkv_heads_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,
+    addend_ptr,
     q_ptr,
     kv_ptr,
     positions_ptr,
@@ -55,6 +58,7 @@ def _qkv_heads_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     PS: tl.constexpr,
     PARTS: tl.constexpr,
+    ADDEND: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -78,6 +82,12 @@ def _qkv_heads_kernel(  # type: ignore[no-untyped-def]
     for part in tl.static_range(PARTS):
         a += tl.load(at + part * stride_part, mask=live, other=0.0).to(tl.float32)
         b += tl.load(at + part * stride_part + HALF, mask=live, other=0.0).to(tl.float32)
+    if ADDEND:
+        at = (
+            addend_ptr + row * ((QH + 2 * KVH) * 2 * HALF) + head[:, None] * (2 * HALF) + d[None, :]
+        )
+        a += tl.load(at, mask=live, other=0.0).to(tl.float32)
+        b += tl.load(at + HALF, mask=live, other=0.0).to(tl.float32)
     is_q = head < QH
     turns = (head < QH + KVH)[:, None]
     if HAS_NORMS:
@@ -115,6 +125,7 @@ def qkv_heads(
     positions: torch.Tensor,
     slots: torch.Tensor,
     cos_sin: torch.Tensor,
+    addend: torch.Tensor | None = None,
     norms: HeadNorms | None = None,
     new: NewTokens | None = None,
 ) -> torch.Tensor:
@@ -131,7 +142,7 @@ def qkv_heads(
     require(D % 2 == 0 and cos_sin.shape[1] == D, f"cos_sin: needs {D} columns")
     if not use_triton(qkv):
         new = new or NewTokens.of(kv, positions, slots, cos_sin)
-        return _qkv_heads_torch(qkv, kv, new, norms)
+        return _qkv_heads_torch(total(qkv, addend), kv, new, norms)
     q = torch.empty((T, QH, D), dtype=kv.dtype, device=kv.device)
     if T == 0:
         return q
@@ -139,6 +150,7 @@ def qkv_heads(
     heads = min(8, next_power_of_2(QH + 2 * KVH))
     _qkv_heads_kernel[(T, triton.cdiv(QH + 2 * KVH, heads))](
         qkv,
+        qkv if addend is None else addend.contiguous(),  # a pointer that may not be read
         q,
         kv,
         positions,
@@ -157,11 +169,12 @@ def qkv_heads(
         HALF=D // 2,
         PS=PS,
         PARTS=parts,
+        ADDEND=addend is not None,
         HAS_NORMS=norms is not None,
         BLOCK_H=heads,
         BLOCK_HALF=next_power_of_2(D // 2),
         num_warps=4,
-        **chained(qkv),
+        **chained(qkv, chain=addend is None),
     )
     return q
 
@@ -170,8 +183,6 @@ def _qkv_heads_torch(
     qkv: torch.Tensor, kv: torch.Tensor, new: NewTokens, norms: HeadNorms | None
 ) -> torch.Tensor:
     """Rotates inside qkv where that is the type of kv: activations of one pass, read only here."""
-    if qkv.dim() == 3:
-        qkv = qkv[0] if qkv.shape[0] == 1 else qkv.float().sum(0)
     (T, width), KVH, D = qkv.shape, kv.shape[2], kv.shape[4]
     heads = qkv.to(kv.dtype).view(T, width // D, D)
     q, k = heads[:, : -2 * KVH], heads[:, -2 * KVH : -KVH]
@@ -196,10 +207,12 @@ def qkv_heads_reference(
     positions: torch.Tensor,
     slots: torch.Tensor,
     cos_sin: torch.Tensor,
+    addend: torch.Tensor | None = None,
     norms: HeadNorms | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q, a copy of kv after the writes)."""
-    q, k, v = _split(qkv.float().sum(0) if qkv.dim() == 3 else qkv.float(), kv)
+    qkv = qkv.float().sum(0) if qkv.dim() == 3 else qkv.float()
+    q, k, v = _split(qkv if addend is None else qkv + addend.float(), kv)
     if norms is not None:
         q, k = (
             rms_norm_reference(x.flatten(0, 1), weight.float(), norms.eps)[0].view(x.shape)

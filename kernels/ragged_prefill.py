@@ -31,7 +31,15 @@ from kernels.tuning import choose
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["stride_table"],
+    do_not_specialize_on_alignment=[
+        "page_table_ptr",
+        "query_start_ptr",
+        "query_len_ptr",
+        "context_lens_ptr",
+    ],
+)
 def _prefill_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     kv_ptr,

@@ -4,6 +4,7 @@
     y = r / sqrt(mean(r^2) + eps) * weight
 
     x         [T, H]   any float type, contiguous columns; or [P, T, H], addends of x in planes
+    addend    [T, H]   one more of them, of any type
     weight    [H]
     residual  [T, H]   updated in place to r
     rows      [R]      integers: only these rows are taken, and residual is left as it is
@@ -17,11 +18,13 @@ import triton
 import triton.language as tl
 
 from kernels.launch import chained, next_power_of_2, require, use_triton
+from kernels.planes import total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
 def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
+    addend_ptr,
     residual_ptr,
     weight_ptr,
     rows_ptr,
@@ -34,6 +37,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     H: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    ADDEND: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -52,6 +56,8 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     for part in tl.static_range(PARTS):
         at = x_ptr + part * stride_part + row * stride_x + col
         x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if ADDEND:
+        x += tl.load(addend_ptr + row * H + col, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         at = residual_ptr + row * stride_residual + col
         total = tl.load(at, mask=inside, other=0.0).to(tl.float32) + x
@@ -69,6 +75,7 @@ def rms_norm(
     weight: torch.Tensor,
     eps: float,
     *,
+    addend: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -78,7 +85,7 @@ def rms_norm(
     require(x.stride(-1) == 1, "x: columns must be contiguous")
     require(weight.shape == (H,), f"weight: {tuple(weight.shape)} does not match {H} columns")
     if not use_triton(x):
-        return _rms_norm_torch(x, weight, eps, residual, rows, out)
+        return _rms_norm_torch(total(x, addend), weight, eps, residual, rows, out)
     stream = x if residual is None else residual
     count = T if rows is None else rows.numel()
     y = torch.empty((count, H), dtype=stream.dtype, device=x.device) if out is None else out
@@ -88,6 +95,7 @@ def rms_norm(
     block = next_power_of_2(H)
     _rms_norm_kernel[(count,)](
         x,
+        x if addend is None else addend.contiguous(),  # a pointer that may not be read
         stream,
         weight,
         weight if rows is None else rows,  # a pointer that is not read
@@ -100,10 +108,11 @@ def rms_norm(
         H=H,
         BLOCK=block,
         PARTS=parts,
+        ADDEND=addend is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_ROWS=rows is not None,
         num_warps=min(max(block // 256, 4), 16),
-        **chained(x),
+        **chained(x, chain=addend is None),
     )
     return y
 
@@ -117,9 +126,7 @@ def _rms_norm_torch(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     if rows is not None:
-        x, residual = x[..., rows, :], None if residual is None else residual[rows]
-    if x.dim() == 3:
-        x = x[0] if x.shape[0] == 1 else x.float().sum(0)
+        x, residual = x[rows], None if residual is None else residual[rows]
     stream = x if residual is None else residual.add_(x)
     wide, H = stream.to(torch.float32, copy=True), stream.shape[-1]
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one call: three for a mean
@@ -133,10 +140,12 @@ def rms_norm_reference(
     weight: torch.Tensor,
     eps: float,
     *,
+    addend: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, r) in new tensors."""
+    x = x if addend is None else (x.float().sum(0) if x.dim() == 3 else x.float()) + addend.float()
     if rows is not None:
         x, residual = x[..., rows, :], None if residual is None else residual[rows]
     x = x.float().sum(0) if x.dim() == 3 else x

@@ -18,7 +18,7 @@ import triton.language as tl
 from kernels.launch import next_power_of_2, require, use_triton
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr"])
 def _rope_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,

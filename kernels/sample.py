@@ -64,7 +64,15 @@ def _peaks_kernel(  # type: ignore[no-untyped-def]
     tl.store(where_ptr + b * PARTS + part, first)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "temperature_ptr",
+        "top_k_ptr",
+        "top_p_ptr",
+        "min_p_ptr",
+        "uniform_ptr",
+    ]
+)
 def _sample_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     best_ptr,

@@ -14,6 +14,7 @@ from itertools import groupby
 import torch
 
 BASE = -1  # the adapter of rows that use the base model alone
+SEGMENT_TILES = (16, 64)  # rows that one program of a LoRA kernel may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

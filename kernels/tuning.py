@@ -46,9 +46,17 @@ _ANY: Mapping[str, Table] = {
         (UNLIMITED, Config(rows=64, columns=64, stages=2)),
     ),
     "ragged_prefill_deterministic": ((UNLIMITED, Config(rows=64, columns=64, stages=2)),),
-    "lora_shrink": ((UNLIMITED, Config(rows=16, columns=16, depth=256)),),
+    "lora_shrink": (
+        (16, Config(rows=16, columns=16, depth=128, warps=2, stages=4)),
+        (UNLIMITED, Config(rows=64, columns=16, depth=128)),
+    ),
+    "lora_shrink_handful": ((UNLIMITED, Config(rows=16, columns=16, depth=256, stages=2)),),
+    "lora_expand_handful": ((UNLIMITED, Config(rows=16, columns=256, depth=16, stages=1)),),
     "sample": ((UNLIMITED, Config(rows=1, columns=4096, warps=8)),),
-    "lora_expand": ((UNLIMITED, Config(rows=16, columns=128, depth=16)),),
+    "lora_expand": (
+        (16, Config(rows=16, columns=256, depth=16, stages=1)),
+        (UNLIMITED, Config(rows=64, columns=256, depth=16, warps=8, stages=1)),
+    ),
 }
 
 _H200: Mapping[str, Table] = {

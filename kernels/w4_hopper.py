@@ -428,12 +428,14 @@ def w4_planes(
     group: int,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    chain: bool = True,
 ) -> torch.Tensor:
     """Launch the kernel; see the module docstring for shapes.
 
     Args:
         bias: [Np], added to the first plane.
         out: contiguous memory for the result when ``tile.splits`` is 1.
+        chain: see ``launch.chained``.
 
     Returns:
         [splits, M, Np] float32, or [1, M, Np] in the type of x when ``tile.splits`` is 1.
@@ -459,6 +461,7 @@ def w4_planes(
         x_desc, w_desc, meta, meta if bias is None else bias, planes, M, N, k_blocks, part,
         BM=tile.rows, GROUPS=tile.groups, NBLK=tile.blocks, WST=tile.weight_stages,
         XST=tile.x_stages, SPAN=span_of(group, K), REGISTERS=tile.registers,
-        HAS_BIAS=bias is not None, num_warps=4, **options, **chained(x),
+        HAS_BIAS=bias is not None, num_warps=4, **options,
+        **chained(x, chain=chain),
     )  # fmt: skip
     return planes

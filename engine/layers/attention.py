@@ -25,8 +25,15 @@ class Attention:
     norms: HeadNorms | None = None
     deterministic: bool = False
 
-    def __call__(self, qkv: torch.Tensor, kv: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """[T, (QH + 2 KVH) D], or addends of it [P, T, ..], to [T, QH D].
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor,
+        inputs: StepInputs,
+        *,
+        addend: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, (QH + 2 KVH) D], or addends of it [P, T, ..] and [T, ..], to [T, QH D].
 
         Writes this pass's K and V into the layer's kv.
         """
@@ -37,6 +44,7 @@ class Attention:
             positions=inputs.positions,
             slots=inputs.slots,
             cos_sin=self.cos_sin,
+            addend=addend,
             norms=self.norms,
             new=None if inputs.places is None else inputs.places.new,
         )
@@ -48,7 +56,23 @@ class Attention:
     def _decode(
         self, q: torch.Tensor, kv: torch.Tensor, inputs: StepInputs, out: torch.Tensor
     ) -> None:
-        if (decode := inputs.decode) is not None:
+        """In deterministic mode a decode is a chunk of one token: a row is the same to the bit
+        whether its token was drawn, computed with a prompt, or computed again."""
+        if (decode := inputs.decode) is not None and self.deterministic and q.is_cuda:
+            ragged_prefill(
+                q,
+                kv,
+                decode.page_table,
+                decode.rows,
+                decode.query_len,
+                decode.context_lens,
+                longest=1,
+                scale=self.spec.head_dim**-0.5,
+                out=out,
+                window=self.window,
+                deterministic=True,
+            )
+        elif decode is not None:
             paged_decode(
                 q,
                 kv,

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from engine.layers.linear import Dense, Linear
+from engine.layers.linear import Linear, Wide
 
 
 class Embedding:
@@ -22,11 +22,7 @@ class Head:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[B, H] to float32 logits [B, V], in ``out`` if given."""
         x = x.to(self.linear.dtype)
-        if x.is_cuda and isinstance(self.linear, Dense) and self.linear.bias is None:
-            # 16-bit logits are too coarse: exact ties occur
-            weight = self.linear.weight.t()
-            if out is not None:
-                return torch.mm(x, weight, out_dtype=torch.float32, out=out)
-            return torch.mm(x, weight, out_dtype=torch.float32)
+        if isinstance(self.linear, Wide):
+            return self.linear(x, out)
         logits = self.linear(x).float()
         return logits if out is None else out.copy_(logits)

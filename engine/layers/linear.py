@@ -37,9 +37,12 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-def parts(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """[T, K] to addends [P, T, N] of the result: float32, or of its type where P is 1."""
-    return linear.parts(x) if isinstance(linear, W4) else linear(x).unsqueeze(0)
+def parts(linear: Linear, x: torch.Tensor, *, chain: bool = True) -> torch.Tensor:
+    """[T, K] to addends [P, T, N] of the result: float32, or of its type where P is 1.
+
+    ``chain``: see ``kernels.launch.chained``.
+    """
+    return linear.parts(x, chain=chain) if isinstance(linear, W4) else linear(x).unsqueeze(0)
 
 
 class Dense:
@@ -50,6 +53,16 @@ class Dense:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class Wide(Dense):
+    """16-bit weights, float32 results, on CUDA: logits, of which 16 bits would make exact ties."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        weight = self.weight.t()
+        if out is not None:
+            return torch.mm(x, weight, out_dtype=torch.float32, out=out)
+        return torch.mm(x, weight, out_dtype=torch.float32)
 
 
 class Prepacked:
@@ -100,13 +113,11 @@ class W4:
         y = torch.cat([self._product(x, part, None) for part in self._parts], dim=1)
         return y if self._bias is None else y.add_(self._bias)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, *, chain: bool = True) -> torch.Tensor:
         """Addends [P, T, N] of the result: float32, or of its type where P is 1."""
-        if (
-            len(self._parts) > 1 or self._deterministic
-        ):  # one rounding, adapters in the batch or not
-            return self(x).unsqueeze(0)
-        return matmul_w4a16_parts(x, self._parts[0], bias=self._bias)
+        if len(self._parts) > 1 or self._deterministic:
+            return self(x).unsqueeze(0)  # one rounding, adapters in the batch or not
+        return matmul_w4a16_parts(x, self._parts[0], bias=self._bias, chain=chain)
 
     def _product(
         self, x: torch.Tensor, weight: W4Weight, bias: torch.Tensor | None

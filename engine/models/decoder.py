@@ -14,7 +14,7 @@ import torch
 from engine.batch import StepInputs
 from engine.layers.attention import Attention
 from engine.layers.linear import Linear
-from engine.layers.lora import Adapted, LoraPass
+from engine.layers.lora import Adapted, Addends, LoraPass
 from engine.layers.rotary import rotary_table
 from engine.loading import Weights
 from engine.models.spec import ModelSpec
@@ -64,14 +64,18 @@ class Layer:
         kv: torch.Tensor,
         inputs: StepInputs,
         lora: LoraPass | None,
-    ) -> torch.Tensor:
+    ) -> Addends:
         """x [T, H], normed, to this layer's last addition to the residual, not yet added.
 
-        Linears give addends [P, T, N], which the op that reads them adds up.
+        Linears give addends, which the op that reads them adds up.
         """
-        x = self.attention(self.qkv(x, lora), kv, inputs)
-        x = rms_norm(self.o(x, lora), self.before_mlp, self.eps, residual=residual)
-        return self.down(silu_mul(self.gate_up(x, lora), dtype=x.dtype), lora)
+        qkv = self.qkv(x, lora)
+        x = self.attention(qkv.planes, kv, inputs, addend=qkv.addend)
+        o = self.o(x, lora)
+        x = rms_norm(o.planes, self.before_mlp, self.eps, addend=o.addend, residual=residual)
+        gate_up = self.gate_up(x, lora)
+        x = silu_mul(gate_up.planes, addend=gate_up.addend, dtype=x.dtype)
+        return self.down(x, lora)
 
 
 class Decoder:
@@ -103,11 +107,12 @@ class Decoder:
         if lora is not None and lora.outer is not None:
             lora.outer.embed(inputs.tokens, residual, lora.segments.runs)
         x = rms_norm(residual, self.layers[0].before_attention, eps)
-        for number, layer in enumerate(self.layers):
-            if number:
-                x = rms_norm(x, layer.before_attention, eps, residual=residual)
-            x = layer(x, residual, kv[number], inputs, lora)
-        return rms_norm(x, self.norm, eps, residual=residual, rows=inputs.head_rows)
+        following = [*(layer.before_attention for layer in self.layers[1:]), self.norm]
+        for number, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
+            last = layer(x, residual, kv[number], inputs, lora)
+            rows = inputs.head_rows if number + 1 == len(self.layers) else None
+            x = rms_norm(last.planes, norm, eps, addend=last.addend, residual=residual, rows=rows)
+        return x
 
     def _places(self, inputs: StepInputs, kv: torch.Tensor) -> Places:
         decode, seen = inputs.decode, None

@@ -10,8 +10,8 @@ from tests.engine.rig import chunk, draw
 CPU = torch.device("cpu")
 
 
-def build(*chunks, page_tokens=4, tile=None):
-    return BatchBuilder(page_tokens, CPU, segment_tile=tile).build(StepPlan(chunks))
+def build(*chunks, page_tokens=4, tiles=()):
+    return BatchBuilder(page_tokens, CPU, tiles=tiles).build(StepPlan(chunks))
 
 
 def test_positions_and_slots_follow_the_pages():
@@ -59,8 +59,14 @@ def test_rows_of_one_adapter_are_one_segment():
     assert inputs.segments.runs == ((0, 4, 2), (4, 1, -1), (5, 2, 0))
 
 
-def test_segments_can_be_cut_to_a_tile():
-    assert build(chunk([1] * 4, [0], adapter=1), tile=3).segments.runs == ((0, 3, 1), (3, 1, 1))
+def test_segments_are_cut_to_the_tile_that_holds_the_longest():
+    long, short = chunk([1] * 7, [0, 1], adapter=1), chunk([1] * 2, [2], adapter=2)
+    cut = build(long, short, tiles=(3, 5)).segments
+    assert cut.runs == ((0, 5, 1), (5, 2, 1), (7, 2, 2))
+    assert cut.longest == 5
+    cut = build(short, tiles=(3, 5)).segments
+    assert cut.runs == ((0, 2, 2),)
+    assert cut.longest == 3
 
 
 def test_only_rows_that_draw_or_report_go_through_the_head():

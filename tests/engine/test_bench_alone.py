@@ -61,10 +61,8 @@ def test_the_linears_names_are_those_of_the_stored_peers():
 def test_adapters_of_a_layer_are_compared_with_their_own_factors(monkeypatch):
     rows = lora_rows(SETTING, ((1, 1), (5, 3)))
     assert [(r.batch, r.adapters, r.rank) for r in rows] == [(1, 1, 8), (5, 3, 8)]
-    right = lora.lora_expand
-    monkeypatch.setattr(
-        lora, "lora_expand", lambda h, *rest, **kw: right(1.2 * h, *rest, **kw)
-    )  # fmt: skip
+    right = lora.lora_addend
+    monkeypatch.setattr(lora, "lora_addend", lambda h, *rest: right(1.2 * h, *rest))
     with pytest.raises(BenchmarkRefused, match="adapter 0"):
         lora_rows(SETTING, ((1, 1),))
 

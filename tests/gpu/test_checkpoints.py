@@ -42,7 +42,8 @@ def tried(path, *options):
     command = [sys.executable, "-m", "tests.gpu.trial", str(path), *options]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    sys.stderr.write(ran.stdout)
+    compiled = [line for line in ran.stderr.splitlines() if "compiled while" in line]
+    sys.stderr.write("\n".join([*compiled, ran.stdout]))
     found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
     return found
 

@@ -106,6 +106,7 @@ def report(engine: LoneEngine, options: argparse.Namespace) -> dict[str, object]
     serial, ahead = (tokens_of(engine, refs, ahead=each) for each in (False, True))
     same = {int(name): ahead[name] == serial[name] for name in serial}
     greedy = [same[i] for i in same if i % 3 == 0]
+    found["unlike serial"] = sorted(i for i in same if not same[i])
     found["as serial"] = sum(same.values()) / len(same)
     found["greedy as serial"] = sum(greedy) / len(greedy)
     found["compiled"] = engine.built.compiled()

@@ -5,13 +5,13 @@ import torch
 
 from kernels import lora_shrink as shrink_module
 from kernels.launch import KernelArgumentError
-from kernels.lora_expand import lora_expand, lora_expand_reference
+from kernels.lora_expand import lora_addend, lora_expand, lora_expand_reference
 from kernels.lora_shrink import hidden_shape, lora_shrink, lora_shrink_reference
 from kernels.segments import Segments
 from tests.kernels.pools import generator, with_adapters
 from tests.kernels.tolerance import assert_near
 
-SLICES = (192, 64, 130)
+SLICES = (700, 64, 130)  # more than a span, less than a block, ragged
 RANKS = [(8, 8, 8), (4, 0, 64), (17, 1, 33), (0, 0, 16), (0, 0, 0)]
 MIXES = {
     "one row": [0],
@@ -55,6 +55,23 @@ def test_expand_matches_the_reference(mix, vectors, dtype, device):
 
 
 @mixes
+@pytest.mark.parametrize("tile", [16, 64])
+def test_an_addend_is_what_expand_adds_to_nothing(mix, tile, device):
+    x, pool, site, segments, y = batch(mix, 100, torch.bfloat16, device, tile=tile, capacity=9)
+    h = lora_shrink(x, pool, site, segments)
+    out = torch.full_like(y, float("nan"))
+    lora_addend(h, pool, site, segments, out)
+    expected = lora_expand_reference(h, pool, site, segments, torch.zeros_like(y))
+    assert_near(out, expected, torch.bfloat16)
+
+
+def test_gains_are_no_addend(device):
+    x, pool, site, segments, y = batch("one row", 100, torch.bfloat16, device, vectors=True)
+    with pytest.raises(KernelArgumentError, match="gains"):
+        lora_addend(lora_shrink(x, pool, site, segments), pool, site, segments, y)
+
+
+@mixes
 def test_segments_cut_in_tiles_and_unused_entries_change_no_bit(mix, device):
     x, pool, site, whole, y = batch(mix, 100, torch.bfloat16, device)
     cut = Segments.of_rows(MIXES[mix], device, tile=16, capacity=9)
@@ -70,8 +87,8 @@ def test_base_rows_and_absent_slices_keep_their_bits(device):
     lora_expand(lora_shrink(x, pool, site, segments), pool, site, segments, y)
     base = torch.tensor(MIXES["base rows between"], device=device) == -1
     assert torch.equal(y[base], before[base])
-    assert torch.equal(y[2:4, 192:256], before[2:4, 192:256])
-    assert not torch.equal(y[2:4, :192], before[2:4, :192])
+    assert torch.equal(y[2:4, 700:764], before[2:4, 700:764])
+    assert not torch.equal(y[2:4, :700], before[2:4, :700])
 
 
 def test_shrink_writes_every_element_of_a_given_output(device):

@@ -58,6 +58,13 @@ def test_adds_up_what_comes_in_planes(parts, device):
     assert_as_the_reference(qkv, facts | {"norms": norms(64, device)}, torch.bfloat16)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_adds_what_comes_beside_the_planes(parts, device):
+    qkv, facts = case(5, (9, 3, 64), torch.bfloat16, device, parts=parts)
+    addend = qkv[0].flip(1).to(torch.bfloat16)
+    assert_as_the_reference(qkv, facts | {"addend": addend}, torch.bfloat16)
+
+
 def test_touches_no_slot_but_its_own(device):
     qkv, facts = case(7, (9, 3, 64), torch.float32, device)
     before = facts["kv"].clone()

@@ -44,6 +44,17 @@ def test_adds_up_what_comes_in_planes(parts, device):
     assert_near(residual, stream, torch.bfloat16)
 
 
+@pytest.mark.parametrize("chosen", [None, [4, 1]])
+def test_adds_what_comes_beside_the_planes(chosen, device):
+    x = torch.randn(2, 5, 257, generator=torch.Generator().manual_seed(1)).to(device)
+    addend, residual, weight = batch(5, 257, torch.bfloat16, device)
+    rows = None if chosen is None else torch.tensor(chosen, device=device)
+    facts = {"addend": addend, "rows": rows}
+    expected, _ = rms_norm_reference(x, weight, 1e-5, residual=residual, **facts)
+    y = rms_norm(x, weight, 1e-5, residual=residual, **facts)
+    assert_near(y, expected, torch.bfloat16)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_takes_chosen_rows_and_leaves_the_residual_alone(parts, device):
     x = torch.randn(parts, 7, 63, generator=torch.Generator().manual_seed(0)).to(device)

@@ -24,6 +24,14 @@ def test_adds_up_what_comes_in_planes(device):
     assert_near(y, silu_mul_reference(x).to(torch.bfloat16), torch.bfloat16)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_adds_what_comes_beside_the_planes(parts, device):
+    x = torch.stack([gate_up(3, 257, torch.float32, device) * i for i in (0.1, 0.4, -0.2)[:parts]])
+    addend = gate_up(3, 257, torch.bfloat16, device).flip(1)
+    y = silu_mul(x, addend=addend, dtype=torch.bfloat16)
+    assert_near(y, silu_mul_reference(x, addend).to(torch.bfloat16), torch.bfloat16)
+
+
 def test_writes_every_element_of_a_given_output(device):
     x = gate_up(3, 257, torch.bfloat16, device)
     out = torch.empty(3, 257, dtype=torch.bfloat16, device=device)

@@ -44,10 +44,11 @@ def test_rms_norm(residual, parts, dtype):
 
     signature = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "y_ptr"), f"*{dtype}")
     signature |= {"x_ptr": f"*{dtype if parts == 1 else 'fp32'}", "rows_ptr": "*i64", "eps": "fp32"}
+    signature["addend_ptr"] = f"*{dtype}"
     strides = ("stride_part", "stride_x", "stride_residual", "stride_y")
     signature |= dict.fromkeys(strides, "i32")
     constants = {"H": 4096, "BLOCK": 4096, "PARTS": parts, "HAS_RESIDUAL": residual}
-    constants |= {"HAS_ROWS": False, "CHAINED": True}
+    constants |= {"HAS_ROWS": False, "ADDEND": residual, "CHAINED": True}
     kernel = compile_kernel(_rms_norm_kernel, signature, constants, warps=16, aligned=strides)
     check(kernel, registers=64)
     assert_waits_before_all_but(kernel, loads=1)  # the weight
@@ -60,13 +61,13 @@ def test_qkv_heads(parts, norms, dtype):
     from kernels.qkv_heads import _qkv_heads_kernel
 
     signature = {"qkv_ptr": f"*{dtype if parts == 1 else 'fp32'}"}
-    signature |= {"q_ptr": f"*{dtype}", "kv_ptr": f"*{dtype}", "eps": "fp32"}
+    signature |= dict.fromkeys(("q_ptr", "kv_ptr", "addend_ptr"), f"*{dtype}") | {"eps": "fp32"}
     signature |= dict.fromkeys(("positions_ptr", "slots_ptr"), "*i64")
     signature |= dict.fromkeys(("cos_sin_ptr", "q_norm_ptr", "k_norm_ptr"), "*fp32")
     strides = ("stride_part", "stride_row", "stride_page", "stride_side", "stride_head")
     signature |= dict.fromkeys(strides, "i32")
     constants = {"QH": 32, "KVH": 8, "HALF": 64, "PS": 64, "PARTS": parts, "HAS_NORMS": norms}
-    constants |= {"BLOCK_H": 8, "BLOCK_HALF": 64, "CHAINED": True}
+    constants |= {"BLOCK_H": 8, "BLOCK_HALF": 64, "ADDEND": norms, "CHAINED": True}
     kernel = compile_kernel(_qkv_heads_kernel, signature, constants, aligned=strides)
     check(kernel, registers=96)
     assert_waits_before_all_but(kernel, loads=0)
@@ -84,13 +85,14 @@ def test_rope(dtype):
 
 
 @bf16
-def test_silu_mul(dtype):
+@pytest.mark.parametrize("addend", [False, True])
+def test_silu_mul(addend, dtype):
     from kernels.silu_mul import _silu_mul_kernel
 
-    signature = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
+    signature = dict.fromkeys(("x_ptr", "addend_ptr", "y_ptr"), f"*{dtype}")
     sizes = ("stride_part", "stride_x", "stride_y", "half")
     signature |= dict.fromkeys(sizes, "i32")
-    constants = {"BLOCK": 1024, "PARTS": 1, "CHAINED": True}
+    constants = {"BLOCK": 1024, "PARTS": 1, "ADDEND": addend, "CHAINED": True}
     kernel = compile_kernel(_silu_mul_kernel, signature, constants, aligned=sizes)
     check(kernel, registers=64)
     assert_waits_before_all_but(kernel, loads=0)
@@ -264,46 +266,51 @@ def test_the_sum_of_planes(dtype):
 
 
 @bf16
-@pytest.mark.parametrize("each", [1, 4])
-def test_lora_shrink(each, dtype):
+@pytest.mark.parametrize(
+    ("rows", "depth", "warps", "stages", "each"),
+    [(16, 256, 4, 2, 1), (16, 128, 2, 4, 1), (16, 128, 2, 4, 4), (64, 128, 4, 3, 4)],
+)
+def test_lora_shrink(rows, depth, warps, stages, each, dtype):
     from kernels.lora_shrink import _shrink_kernel
 
     integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
     signature = {"x_ptr": f"*{dtype}", "pool_ptr": f"*{dtype}", "h_ptr": "*fp32"}
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(("T", "tiles", "stride_x"), "i32")
     constants = {"K": 4096, "STRIDE_A": 4096, "UNIT": 64, "SLICES": 3, "RB": 4, "TERM": 1024}
-    constants |= {"TERMS_EACH": each, "BLOCK_T": 16, "BLOCK_R": 16, "BLOCK_K": 256}
+    constants |= {"TERMS_EACH": each, "BLOCK_T": rows, "BLOCK_R": 16, "BLOCK_K": depth}
     constants["CT"] = TYPES[dtype]
-    kernel = compile_kernel(_shrink_kernel, signature, constants, aligned=("stride_x",))
-    check(kernel, registers=128)
+    kernel = compile_kernel(
+        _shrink_kernel, signature, constants, warps=warps, stages=stages, aligned=("stride_x",)
+    )
+    check(kernel, registers=168)
     assert "cp.async.cg.shared.global" in kernel.ptx  # the adapter streams in 16-byte pieces
 
 
 @bf16
-@pytest.mark.parametrize("vectors", [False, True])
-@pytest.mark.parametrize("planes", [1, 4])
-def test_lora_expand(vectors, planes, dtype):
+@pytest.mark.parametrize(("add", "vectors"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "warps", "planes", "each"),
+    [(16, 256, 4, 4, 4), (16, 256, 4, 28, 1), (16, 128, 2, 28, 1), (64, 256, 8, 1, 1)],
+)
+def test_lora_expand(rows, columns, warps, planes, each, add, vectors, dtype):
     from kernels.lora_expand import _expand_kernel
 
-    integers = (
-        "start_ptr",
-        "length_ptr",
-        "adapter_ptr",
-        "units_ptr",
-        "ranks_ptr",
-        "bias_units_ptr",
-        "scale_units_ptr",
-        "block_slice_ptr",
-        "block_row_ptr",
-        "block_rows_ptr",
-    )
+    integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
+    integers += ("bias_units_ptr", "scale_units_ptr", "spans_ptr")
     signature = {"h_ptr": "*fp32", "pool_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(("T", "tiles", "stride_y"), "i32")
     constants = {"PLANES": planes, "UNIT": 64, "SLICES": 3, "R": 64, "CT": TYPES[dtype]}
-    constants |= {"HAS_BIAS": vectors, "HAS_SCALE": vectors}
-    constants |= {"BLOCK_T": 16, "BLOCK_N": 128, "BLOCK_R": 16}
-    kernel = compile_kernel(_expand_kernel, signature, constants, aligned=("stride_y",))
-    check(kernel, registers=128)
+    constants |= {"ADD": add, "HAS_BIAS": vectors, "HAS_SCALE": vectors, "CHAINED": True}
+    constants |= {"BLOCKS": 48, "BLOCK_T": rows, "BLOCK_N": columns, "B_ROWS": 128}
+    constants |= {"EACH": each, "PIECES": 1024 // columns // each, "BLOCK_R": 16, "ALIGN": 16}
+    kernel = compile_kernel(
+        _expand_kernel, signature, constants, warps=warps, stages=1, aligned=("stride_y",)
+    )
+    check(kernel, registers=168 if rows == 16 else 232)
+    b = [line for line in kernel.ptx.splitlines() if "ld.global.L1::evict_first" in line]
+    assert b
+    assert all(".v4.b32" in line for line in b)  # B comes in 16-byte pieces
+    assert "st.global.b16" not in kernel.ptx
 
 
 def test_sample():
