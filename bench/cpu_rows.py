@@ -39,7 +39,7 @@ def write(rows: Sequence[Row], name: str, packages: Sequence[str], folder: Path 
     """``folder/<name>.json``: the rows, each with commit, command, date, device and versions."""
     about = {
         "commit": commit(),
-        "command": " ".join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "device": device(),
         "python": platform.python_version(),
@@ -73,3 +73,9 @@ def _label(row: Row) -> str:
     streams = f"{row.batch} stream{'s' if row.batch > 1 else ''}"
     adapters = f", {row.adapters} adapters" if row.adapters else ""
     return f"{row.bench}, {row.format}, {streams}{adapters}: {row.metric}"
+
+
+def _module() -> str:
+    """That is run: ``bench.cpu``, or the package whose ``__main__`` it is."""
+    file = Path(sys.argv[0])
+    return f"bench.{file.parent.name if file.stem == '__main__' else file.stem}"

@@ -35,6 +35,7 @@ def chat(tokens: int, *, stream: bool) -> bytes:
             "messages": [{"role": "user", "content": text}],
             "max_tokens": tokens,
             "stream": stream,
+            "ignore_eos": True,
         }
     )
 

@@ -5,11 +5,8 @@ What each client was told is kept, so that afterwards the books can be held agai
 
 import asyncio
 import contextlib
-import os
 import random
 import re
-import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,26 +19,17 @@ from sqlalchemy import text
 from engine.client import EngineClient
 from engine.protocol import Counts
 from gateway.cli.probe import is_ready
-from gateway.config import Secret, Settings
+from gateway.config import Settings
 from gateway.db import Database
-from gateway.identity.pepper import Peppers
-from gateway.identity.service import IdentityService, KeyTerms
-from gateway.limits.models import Level
-from gateway.limits.rules import Subject
-from gateway.limits.service import LimitService
+from gateway.identity.service import KeyTerms
 from gateway.usage.reconcile import Findings, Reconciliation, merged
 from gateway.usage.report import EVER, Usage, UsageReport
 from gateway.usage.rollups import Rollups
-from gateway.usage.service import PriceList
-from migrations import runner
-from tests.e2e.server import free_port
-from tests.gateway.serving import BASE, build_model_dir
+from tests.gateway.serving import BASE
+from tests.stack import Program, gateway_of, settings_in, tenant_in
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 3.0  # until what no engine knows is closed
 LONGEST_S = 30.0  # for anything here
-PRICES = ("0.001", "0.001", "0.002")  # dollars per million tokens: input, cached, output
-NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 REQUEST_ID = re.compile(r"req_[0-9a-f]{32}")
 
 
@@ -51,34 +39,6 @@ class Told:
 
     request: str
     tokens: int  # in its usage; -1 where it was cut off before that
-
-
-@dataclass
-class Program:
-    """One of the two, started again on the same data whenever asked."""
-
-    name: str
-    arguments: tuple[str, ...]
-    process: asyncio.subprocess.Process | None = None
-    stopped: bool = False
-
-    async def start(self, log: Path) -> None:
-        with log.open("ab") as stream:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *self.arguments, cwd=ROOT, stdout=stream, stderr=stream,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.send(signal.SIGCONT)
-            self.send(number)
-            await asyncio.wait_for(self.process.wait(), LONGEST_S)
 
 
 @dataclass
@@ -258,28 +218,16 @@ async def running(
     budget: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
-    chosen = Settings(
-        data_dir=folder / "data",
-        model_dir=build_model_dir(folder / "model"),
-        served_model_name=BASE,
-        engines=(f"unix:{folder}/e.sock",),
-        port=free_port(),
-        metrics_port=free_port(),
-        database_url=Secret(database_url) if database_url else None,
-        redis_url=Secret(redis_url) if redis_url else None,
-        settle_interval_s=0.05,
-        rollup_interval_s=0.2,
-        orphan_patience_s=PATIENCE_S,
-        **settings,
-    )
-    chosen.data_dir.mkdir()
-    organisation, key = await _tenant(chosen, terms, budget)
-    (folder / "gateway.json").write_bytes(chosen.to_json())
+    chosen = settings_in(
+        folder, database_url, redis_url, settle_interval_s=0.05, rollup_interval_s=0.2,
+        orphan_patience_s=PATIENCE_S, **settings,
+    )  # fmt: skip
+    organisation, key = await tenant_in(chosen, terms, budget)
     rig = Rig(
         folder, chosen, key, organisation,
         Program("engine", ("-m", "tests.faults.brain", chosen.engines[0],
                            str(folder / "engine"), str(pass_seconds))),
-        Program("gateway", ("-m", "gateway", "serve", "--settings", str(folder / "gateway.json"))),
+        gateway_of(chosen, folder),
     )  # fmt: skip
     try:
         await rig.start(rig.engine)
@@ -289,21 +237,3 @@ async def running(
     finally:
         await rig.gateway.end()
         await rig.engine.end()
-
-
-async def _tenant(settings: Settings, terms: KeyTerms, budget: int | None) -> tuple[str, str]:
-    """With a ``budget``, nano-dollars a month, a token costs 1 nano in and 2 out."""
-    database = Database(settings.database)
-    await runner.upgrade(database)
-    async with database.publish() as session:
-        service = IdentityService(session, datetime.now(UTC))
-        project = await service.create_project("acme")
-        peppers = Peppers.load(settings.pepper, settings.pepper_file)
-        key = service.issue(project, terms, peppers=peppers).text
-        owner = project.organisation_id
-        if budget is not None:
-            PriceList(session, NEW_YEAR).set(BASE, PRICES)
-            limits = LimitService(session, owner, datetime.now(UTC))
-            await limits.set_budget(Subject(Level.PROJECT, project.id), "month", budget)
-    await database.close()
-    return owner, key

@@ -10,9 +10,10 @@ import pytest
 
 from gateway.identity.service import IdentityService
 from tests.e2e.server import free_port
-from tests.faults.rig import Program, running
+from tests.faults.rig import running
 from tests.isolation.tenants import Caller
 from tests.services import Postgres
+from tests.stack import Program
 
 pytestmark = pytest.mark.slow
 
