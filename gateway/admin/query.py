@@ -56,11 +56,6 @@ class Query:
     line_items: tuple[str, ...] = ()  # empty: all
 
     @property
-    def by_batch(self) -> bool:
-        """Of batches, or not, is what the tier says."""
-        return self.batch is not None or "batch" in self.groups
-
-    @property
     def by_item(self) -> bool:
         return bool(self.line_items) or "line_item" in self.groups
 

@@ -18,25 +18,17 @@ from gateway.admin.shapes import Json
 from gateway.admin.span import Span
 from gateway.identity.rights import Right
 from gateway.usage.pricing import BATCH_TIER
-from gateway.usage.report import Bucket, Line, Usage, UsageReport
+from gateway.usage.report import Bucket, Group, Line, Usage, UsageReport
 
 NANO_PER_DOLLAR = 10**9
 GIB = 2**30
+EMBEDDINGS = "embeddings"
+TOLD_APART: tuple[Group, ...] = ("endpoint", "tier")  # by which lines are sorted out, always
 
 
 def add_reports(router: APIRouter, desk: AdminDesk) -> None:
-    @router.get(ROOT + "/usage/completions", **desk.needs(Right.READ))
-    async def completions(request: Request) -> Json:
-        async with desk.reading(request) as visit:
-            query = usage_query(request.query_params, visit.now)
-            report = UsageReport(visit.session, visit.who.organisation)
-            columns = query.columns(USAGE_GROUPS)
-            if query.by_batch:
-                columns = (*columns, "tier")
-            buckets = await report.buckets(
-                query.span.window, query.span.width, group_by=columns, only=query.only
-            )
-            return _page(query.span, [_bucket(each, _used(each.lines, query)) for each in buckets])
+    for kind in ("completions", "embeddings"):
+        _add_usage(router, desk, kind)
 
     @router.get(ROOT + "/costs", **desk.needs(Right.READ))
     async def costs(request: Request) -> Json:
@@ -50,6 +42,20 @@ def add_reports(router: APIRouter, desk: AdminDesk) -> None:
                 query.span.window, query.span.width, group_by=columns, only=query.only
             )
             return _page(query.span, [_bucket(each, _costs(each.lines, query)) for each in buckets])
+
+
+def _add_usage(router: APIRouter, desk: AdminDesk, kind: str) -> None:
+    @router.get(f"{ROOT}/usage/{kind}", **desk.needs(Right.READ))
+    async def usage(request: Request) -> Json:
+        async with desk.reading(request) as visit:
+            query = usage_query(request.query_params, visit.now)
+            report = UsageReport(visit.session, visit.who.organisation)
+            columns = (*query.columns(USAGE_GROUPS), *TOLD_APART)
+            buckets = await report.buckets(
+                query.span.window, query.span.width, group_by=columns, only=query.only
+            )
+            shown = [_bucket(each, _used(each.lines, query, kind)) for each in buckets]
+            return _page(query.span, shown)
 
 
 def _page(span: Span, buckets: Sequence[Json]) -> Json:
@@ -70,20 +76,22 @@ def _bucket(bucket: Bucket, results: list[Json]) -> Json:
     }
 
 
-def _used(lines: Sequence[Line], query: Query) -> list[Json]:
+def _used(lines: Sequence[Line], query: Query, kind: str) -> list[Json]:
     shown: dict[tuple[Any, ...], tuple[Json, Usage]] = {}
     for line in lines:
         named = _named(line, query, USAGE_GROUPS)
-        if query.by_batch:  # the last column is the tier
-            is_batch = line.group[-1] == BATCH_TIER
-            if query.batch not in (None, is_batch):
-                continue
-            named["batch"] = is_batch if "batch" in query.groups else None
+        endpoint, tier = line.group[-len(TOLD_APART) :]
+        is_batch = tier == BATCH_TIER
+        if (endpoint == EMBEDDINGS) != (kind == EMBEDDINGS):
+            continue
+        if query.batch not in (None, is_batch):
+            continue
+        named["batch"] = is_batch if "batch" in query.groups else None
         if line.usage.requests:  # adjustments and storage are costs alone
             known = shown.get(tuple(named.values()), (named, Usage()))[1]
             shown[tuple(named.values())] = named, known + line.usage
     return [
-        {"object": "organization.usage.completions.result", **_tokens(usage), **named}
+        {"object": f"organization.usage.{kind}.result", **_tokens(usage), **named}
         for named, usage in shown.values()
     ]
 

@@ -58,6 +58,7 @@ MAY = {
         )
     },
     ("GET", ROOT + "/usage/completions"): ALL,
+    ("GET", ROOT + "/usage/embeddings"): ALL,
     ("GET", ROOT + "/costs"): ALL,
     ("GET", ROOT + "/audit_logs"): TOP,
     ("POST", PROJECT + "/archive"): TOP,  # last: nothing is left to do after it

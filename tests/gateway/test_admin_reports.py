@@ -195,3 +195,17 @@ async def test_start_time_must_be_given(clients):
     with pytest.raises(openai.BadRequestError, match="start_time must be given"):
         await clients[0][0].get("/organization/costs", cast_to=object,
                                 options={"security": {"admin_api_key_auth": True}})  # fmt: skip
+
+
+async def test_embeddings_are_told_apart(database, clients, ledger):
+    async with database.reading() as session:
+        [acme, _] = await IdentityRepository(session).organisations()
+    mine = {"organisation_id": acme.id, "project_id": "prj_1", "endpoint": "embeddings"}
+    await write(database, event(DAY_0, completion_tokens=0, **mine))
+    ask = {"start_time": START, "end_time": END}
+    [line] = results([await usage_of(clients).embeddings(**ask, group_by=["model"])])
+    assert (line.object, line.num_model_requests, line.input_tokens, line.model) == (
+        "organization.usage.embeddings.result", 1, 10, "smol",
+    )  # fmt: skip
+    rest = results([await usage_of(clients).completions(**ask)])
+    assert sum(line.num_model_requests for line in rest) == ledger.requests
