@@ -128,6 +128,15 @@ DETOKENIZE: dict[str, Schema] = {
 }
 
 
+ONCE = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Sent again with the same body within a day: the same answer, paid once.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"},
+}
+
+
 def paths() -> dict[str, Any]:
     """For the ``paths`` of an OpenAPI document."""
     return {
@@ -163,6 +172,7 @@ def _generating(summary: str, own: dict[str, Schema], required: str) -> dict[str
     schema = _object({**SHARED, **own}, "model", required)
     return {
         **_operation(summary),
+        "parameters": [ONCE],
         "description": (
             f"Accepted, ignored and named in x-ignored-params: {ignored}, and unknown fields."
             f" Refused with 400: {refused}."

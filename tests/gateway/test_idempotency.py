@@ -214,3 +214,14 @@ async def test_without_redis_a_request_with_a_key_is_refused_and_others_are_serv
         assert plain.choices[0].finish_reason == "length"
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(**HELLO, extra_headers={"Idempotency-Key": "k"})
+
+
+async def test_vectors_are_kept_under_their_key_too(tmp_path):
+    body = {"model": BASE, "input": "Hello"}
+    async with serving(tmp_path) as server:
+        first, again = [
+            await ask(server.port, named(body, "k", path="/v1/embeddings")) for _ in range(2)
+        ]
+        assert (first.status, again.headers["idempotent-replayed"]) == (200, "true")
+        assert again.body == first.body
+        assert len(server.engine.submitted) == len(server.recorder.ended) == 1
