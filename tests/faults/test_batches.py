@@ -87,8 +87,9 @@ async def ended(client, batch: str) -> bool:
 
 async def verify(rig: Rig, client, batch: str, *, before: int) -> None:
     row = await client.batches.retrieve(batch)
+    failed = row.error_file_id and (await client.files.content(row.error_file_id)).text
+    assert not failed, failed
     assert (row.request_counts.total, row.request_counts.completed) == (LINES, LINES)
-    assert row.error_file_id is None
     content = await client.files.content(row.output_file_id)
     lines = [json.loads(line) for line in content.text.splitlines()]
     assert [line["custom_id"] for line in lines] == [f"line-{n}" for n in range(LINES)]
