@@ -34,7 +34,7 @@ from gateway.inference.tier import BATCH_PRIORITY
 from gateway.limits.lease import Headroom
 from gateway.usage.record import Finished, Started
 
-MOST_FAILURES = 3  # of an engine at one line
+MOST_FAILURES = 3  # of an engine, or of ours, at one line
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 POLITE_S = 0.5  # between two looks at what live requests leave
 RATE_S = 60.0  # a limit that is whole again within this is a rate
@@ -42,6 +42,16 @@ RATE_S = 60.0  # a limit that is whole again within this is a rate
 log = logging.getLogger(__name__)
 
 PrincipalOf = Callable[[str], Principal]  # by key; raises Unauthenticated
+
+
+class LineFault(GatewayError):
+    """A fault of our own code, at one line."""
+
+    def __init__(self) -> None:
+        super().__init__("The server had an error; it was logged.")
+
+
+FAILURES = (EngineFailed, DeadlineExceeded, LineFault)  # may not come again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +123,7 @@ class Asker:
                 async with self._slots:
                     return await self._once(line, claim, attempt, principal, endpoint=work)
             except GatewayError as error:
-                failures += isinstance(error, EngineFailed | DeadlineExceeded)
+                failures += isinstance(error, FAILURES)
                 if failures >= MOST_FAILURES or not _passes(error):
                     return _refused(line, claim, error, attempt)
                 await attempt.discard()
@@ -146,13 +156,6 @@ class Asker:
             await pause(stop, POLITE_S)
 
 
-class LineFault(GatewayError):
-    """A fault of our own code, at one line."""
-
-    def __init__(self) -> None:
-        super().__init__("The server had an error; it was logged.")
-
-
 class _Heard:
     """Where a reply goes that is sent whole."""
 
@@ -183,7 +186,7 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
 
 def _passes(error: GatewayError) -> bool:
     """Whether asking again later may bring an answer."""
-    if isinstance(error, EngineFailed | DeadlineExceeded):
+    if isinstance(error, FAILURES):
         return True
     if isinstance(error, NeverWithinTokenLimit) or error.status not in (
         HTTPStatus.TOO_MANY_REQUESTS,
