@@ -3,13 +3,26 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.e2e.server import ROOT, Server, command, loratorio
 
 DEMO = ROOT / "engine" / "demo" / "adapters"
+
+
+@pytest.fixture(autouse=True)
+def _withdrawn(server: Server) -> Iterator[None]:
+    """The server is shared: a project's models are then what they were."""
+    yield
+    client = server.client(0)
+    pushed = {model.id for model in client.models.list()} - {server.base, *server.adapters(0)}
+    for name in sorted(pushed, key=lambda each: each != "prod"):
+        path = f"/adapters/aliases/{name}" if name == "prod" else f"/adapters/{name}"
+        client.delete(path, cast_to=object)
 
 
 def push(server: Server, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
