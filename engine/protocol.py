@@ -14,15 +14,15 @@ Rules
 * At most ``Welcome.credits`` requests of one connection may be open at a time.
 * Tenants are opaque: a fairness key and a cache salt, never a name.
 
-Compatibility: fields are only ever appended, with a default. Removing a field or changing its
-meaning raises ``VERSION``, and ``Hello`` is refused.
+Compatibility: fields are only ever appended, with a default. Removing a field, changing its meaning
+or adding a message raises ``VERSION``, and ``Hello`` is refused.
 """
 
 from enum import StrEnum
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
