@@ -98,6 +98,8 @@ async def retention(desk: Desk, arguments: argparse.Namespace) -> Row:
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).project(arguments.name)
         await RetentionRepository(session, project.id).set(arguments.days)
+        await desk.note(session, project.organisation_id, "project.updated", project.id,
+                        project=project.id, change={"response_days": arguments.days})  # fmt: skip
         return {"name": project.name, "days": arguments.days}
 
 

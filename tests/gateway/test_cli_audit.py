@@ -59,6 +59,8 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
 
     do("tenant", "create", "acme")
     do("tenant", "fields", "acme", "strict")
+    do("tenant", "weight", "acme", "--weight", "3")
+    do("tenant", "retention", "acme", "--days", "7")
     key = do("key", "create", "--tenant", "acme")
     admin = do("key", "create", "--admin", "--role", "viewer")
     turned = do("key", "rotate", key["id"])
@@ -74,8 +76,9 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
 
     found = events(tmp_path)
     assert [event.type for event in found] == [
-        "organization.created", "project.created", "project.updated", "api_key.created",
-        "api_key.created", "api_key.created", "api_key.updated", "api_key.deleted",
+        "organization.created", "project.created", "project.updated", "project.updated",
+        "project.updated", "api_key.created", "api_key.created", "api_key.created",
+        "api_key.updated", "api_key.deleted",
         "adapter.created", "adapter.retired", "credit.granted", "price.created", "price.repriced",
         "period.closed", "project.archived",
     ]  # fmt: skip
