@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, _help = HANDED_ON[given[0]]
         hand_on([*before, *given[1:]])
     parsed = build_parser().parse_args(given)
-    parsed.environment = os.environ
+    parsed.process_environment = os.environ
     outcome: int = parsed.run(parsed)
     return outcome
 

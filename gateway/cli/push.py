@@ -103,14 +103,14 @@ def _key(arguments: argparse.Namespace) -> str:
     if arguments.key_file is not None:
         found: str = arguments.key_file.read_text("utf-8").strip()
         return found
-    return str(arguments.environment.get(KEY_VARIABLE, "")).strip()
+    return str(arguments.process_environment.get(KEY_VARIABLE, "")).strip()
 
 
 def _memory(arguments: argparse.Namespace, form: Json, bundle: Bundle) -> Path:
     """One file for each upload to each server: its name says all that must be the same."""
     words = [arguments.url, arguments.tenant, form, bundle.identity]
     name = hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:32]
-    home = arguments.environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = arguments.process_environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "loratorio" / "uploads" / name
 
 
