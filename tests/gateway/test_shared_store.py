@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from engine.config import Dtype
 from engine.protocol import AdapterRef
 from gateway.adapter_api import sweep as sweep_module
 from gateway.adapter_api.canary import Canary
@@ -34,7 +35,9 @@ async def test_what_is_uploaded_here_is_tried_and_served_there(s3, database, tmp
         told = (await world.push("support", adapter(tmp_path / "a"))).json()
         assert told["state"] == "ready"
         fleet = Fleet(Static((address,)), gateway="test")
-        with LiveEngine(model, URL, address, data_dir=str(tmp_path / "engine")):
+        directory = str(tmp_path / "engine")
+        # float32: the adapter moves so small a model by nats, of which bfloat16 loses a share.
+        with LiveEngine(model, URL, address, data_dir=directory, dtype=Dtype.FLOAT32):
             connecting = asyncio.create_task(fleet.run())
             await until(lambda: fleet.ready)
             canary = Canary(fleet, list(range(3, 40)))
