@@ -22,7 +22,7 @@ def _withdrawn(server: Server) -> Iterator[None]:
     pushed = {model.id for model in client.models.list()} - {server.base, *server.adapters(0)}
     for name in sorted(pushed, key=lambda each: each != "prod"):
         path = f"/adapters/aliases/{name}" if name == "prod" else f"/adapters/{name}"
-        client.delete(path, cast_to=object)
+        client.delete(path, cast_to=type(None))
 
 
 def push(server: Server, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
