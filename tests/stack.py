@@ -20,7 +20,7 @@ from gateway.limits.rules import NO_RATES, Rates, Subject
 from gateway.limits.service import LimitService
 from gateway.usage.service import PriceList
 from migrations import runner
-from tests.e2e.server import free_port
+from tests.e2e.server import free_ports
 from tests.gateway.serving import BASE, build_model_dir
 
 ROOT = Path(__file__).parents[1]
@@ -61,13 +61,14 @@ def settings_in(
     folder: Path, database_url: str | None, redis_url: str | None, **more: Any
 ) -> Settings:
     """Of a gateway with one engine; its data directory is made."""
+    port, metrics_port = free_ports(2)
     chosen = Settings(
         data_dir=folder / "data",
         model_dir=build_model_dir(folder / "model"),
         served_model_name=BASE,
         engines=(f"unix:{folder}/e.sock",),
-        port=free_port(),
-        metrics_port=free_port(),
+        port=port,
+        metrics_port=metrics_port,
         database_url=Secret(database_url) if database_url else None,
         redis_url=Secret(redis_url) if redis_url else None,
         **more,

@@ -13,7 +13,7 @@ from gateway.db import Database
 from gateway.identity.service import KeyTerms
 from gateway.limits.rules import Rates
 from gateway.usage.report import EVER, UsageReport
-from tests.e2e.server import free_port
+from tests.e2e.server import free_ports
 from tests.stack import Program, gateway_of, settings_in, tenant_in
 
 START_S = 60.0
@@ -70,7 +70,7 @@ async def stack(
     """All of it ready; ended on leaving."""
     settings = settings_in(folder, database_url, redis_url, limit_deadline_s=STORE_S)
     organisation, key = await tenant_in(settings, KeyTerms(), BUDGET_NANO, RATES)
-    ports = free_port(), free_port()
+    ports = tuple(free_ports(2))
     programs = [
         Program("engine", ("-m", "tests.fakes.engine", settings.engines[0], TOKEN_S)),
         gateway_of(settings, folder),

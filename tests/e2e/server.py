@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -22,10 +23,16 @@ STOP_SECONDS = 60.0
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ones: asked for one after the other, they may be the same."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def command(*arguments: str) -> list[str]:
@@ -65,9 +72,10 @@ class Server:
     def __enter__(self) -> Self:
         ready_file = self.data_dir / "ready.json"
         ready_file.unlink(missing_ok=True)
+        port, metrics_port = free_ports(2)
         arguments = command(
-            *("serve", *self.flags, "--port", str(free_port())),
-            *("--metrics-port", str(free_port()), "--data-dir", str(self.data_dir)),
+            *("serve", *self.flags, "--port", str(port)),
+            *("--metrics-port", str(metrics_port), "--data-dir", str(self.data_dir)),
             *("--ready-file", str(ready_file)),
         )
         started = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.e2e.server import Server, eventually, free_port, loratorio
+from tests.e2e.server import Server, eventually, free_ports, loratorio
 
 SECOND_START_SECONDS = 20.0
 
@@ -78,9 +78,10 @@ def test_an_engine_that_cannot_load_the_checkpoint_gives_its_reason_in_one_line(
         if path.suffix != ".safetensors":
             (broken / path.name).write_bytes(path.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not safetensors")
+    port, metrics_port = free_ports(2)
     ran = loratorio(
         *("serve", "--model", str(broken), "--data-dir", str(tmp_path / "data")),
-        *("--port", str(free_port()), "--metrics-port", str(free_port())),
+        *("--port", str(port), "--metrics-port", str(metrics_port)),
     )
     assert ran.returncode not in (0, -1)
     assert "model.safetensors" in ran.stderr.strip().splitlines()[-1]

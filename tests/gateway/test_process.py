@@ -17,17 +17,12 @@ from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.listener import Listener
 from migrations import runner
+from tests.e2e.server import free_ports
 from tests.fakes.engine import FakeEngine
 from tests.gateway.serving import BASE, ask, build_model_dir
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    listener = Listener(None, "127.0.0.1", 0)  # type: ignore[arg-type]
-    listener._socket.close()
-    return listener.port
 
 
 async def make_tenant(settings: Settings) -> str:
@@ -64,10 +59,11 @@ async def until_ready(settings: Settings) -> None:
 
 
 async def test_serves_revokes_within_a_second_and_lets_streams_finish(tmp_path):
+    port, metrics_port = free_ports(2)
     settings = Settings(
         data_dir=tmp_path / "data", model_dir=build_model_dir(tmp_path / "model"),
         served_model_name=BASE, engines=(f"unix:{tmp_path}/e.sock",),
-        port=free_port(), metrics_port=free_port(),
+        port=port, metrics_port=metrics_port,
     )  # fmt: skip
     settings.data_dir.mkdir()
     key = await make_tenant(settings)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.identity.service import IdentityService
-from tests.e2e.server import free_port
+from tests.e2e.server import free_ports
 from tests.faults.rig import running
 from tests.isolation.tenants import Caller
 from tests.services import Postgres
@@ -21,11 +21,12 @@ pytestmark = pytest.mark.slow
 async def test_a_revoked_key_stops_on_two_gateways_within_a_second(tmp_path, postgres: Postgres):
     url = await asyncio.to_thread(postgres.create)
     async with running(tmp_path, database_url=url) as rig, rig.database() as database:
+        port, metrics_port = free_ports(2)
         second = dataclasses.replace(
             rig.settings,
             data_dir=tmp_path / "second",
-            port=free_port(),
-            metrics_port=free_port(),
+            port=port,
+            metrics_port=metrics_port,
         )
         second.data_dir.mkdir()
         shutil.copy(rig.settings.pepper_file, second.pepper_file)
