@@ -34,6 +34,15 @@ class DecodeRows:
     rows: torch.Tensor  # [B] int32, the row of each sequence
     query_len: torch.Tensor  # [B] int32: 1, or 0 in a row that is not used
 
+    def as_chunks(self) -> "PrefillChunks":
+        return PrefillChunks(
+            page_table=self.page_table,
+            query_start=self.rows,
+            query_len=self.query_len,
+            context_lens=self.context_lens,
+            longest=1,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunks:
@@ -156,18 +165,17 @@ class BatchBuilder:
         for chunk, length in zip(chunks, lengths, strict=True):
             adapters += [chunk.adapter] * length
         runs = Segments.cut(adapters, tile=None)
-        if not self._tiles:
-            return runs
+        return Segments.split(runs, self._tile(runs)) if self._tiles else runs
+
+    def _tile(self, runs: Runs) -> int:
         longest = max(length for _, length, _ in runs)
-        tile = next((tile for tile in self._tiles if tile >= longest), self._tiles[-1])
-        return Segments.cut(adapters, tile=tile)
+        return next((tile for tile in self._tiles if tile >= longest), self._tiles[-1])
 
     def _segments(self, columns: torch.Tensor, runs: Runs) -> Segments | None:
         if not runs:
             return None
         start, length, adapter = columns.unbind(0)
-        longest = max(length for _, length, _ in runs)
-        longest = next((tile for tile in self._tiles if tile >= longest), longest)
+        longest = self._tile(runs) if self._tiles else max(length for _, length, _ in runs)
         return Segments(start=start, length=length, adapter=adapter, longest=longest, runs=runs)
 
 

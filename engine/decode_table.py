@@ -18,7 +18,7 @@ from kernels.segments import SEGMENT_TILES
 
 COLUMNS = 16
 TOKEN, POSITION, SLOT, CONTEXT, START, LENGTH, ADAPTER, SOURCE = range(8)
-TOP_K, TEMPERATURE, TOP_P, MIN_P, UNIFORM = range(8, 13)
+TOP_K, TEMPERATURE, TOP_P, MIN_P, UNIFORM, QUERY = range(8, 14)
 UNUSED = [0] * COLUMNS  # a row past the batch
 UNUSED[SLOT] = UNUSED[SOURCE] = -1
 UNUSED[ADAPTER] = NO_ADAPTER
@@ -54,6 +54,7 @@ class DecodeTable:
         table[:, SLOT] = table[at, COLUMNS + page] * self._page_tokens + offset
         table[:, CONTEXT] = start + 1
         table[:, SOURCE] = sources
+        table[:, QUERY] = 1  # token; none in a row past the batch
         self.packed[count:rows, :COLUMNS] = UNUSED
         self._segment(np.fromiter((chunk.adapter for chunk in chunks), np.int32, count), rows)
         self._throw(chunks)

@@ -56,7 +56,17 @@ class Segments:
     @staticmethod
     def cut(adapters: Sequence[int], *, tile: int | None) -> tuple[tuple[int, int, int], ...]:
         """(start, length, adapter) of the segments of a batch, none longer than the tile."""
-        return tuple(_split(_runs(adapters), tile))
+        runs = tuple(_runs(adapters))
+        return runs if tile is None else Segments.split(runs, tile)
+
+    @staticmethod
+    def split(runs: Sequence[tuple[int, int, int]], tile: int) -> tuple[tuple[int, int, int], ...]:
+        """The same segments, none longer than the tile."""
+        return tuple(
+            (start + first, min(tile, length - first), adapter)
+            for start, length, adapter in runs
+            for first in range(0, length, tile)
+        )
 
 
 def _runs(adapters: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -65,12 +75,3 @@ def _runs(adapters: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         length = sum(1 for _ in rows)
         yield start, length, adapter
         start += length
-
-
-def _split(
-    runs: Iterator[tuple[int, int, int]], tile: int | None
-) -> Iterator[tuple[int, int, int]]:
-    for start, length, adapter in runs:
-        step = tile or length
-        for first in range(0, length, step):
-            yield start + first, min(step, length - first), adapter

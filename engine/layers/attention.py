@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import StepInputs
+from engine.batch import PrefillChunks, StepInputs
 from engine.models.spec import ModelSpec
 from kernels.paged_decode import paged_decode
 from kernels.qkv_heads import HeadNorms, qkv_heads
@@ -50,7 +50,8 @@ class Attention:
         )
         out = torch.empty((T, spec.num_heads, spec.head_dim), dtype=q.dtype, device=q.device)
         self._decode(q, kv, inputs, out)
-        self._prefill(q, kv, inputs, out)
+        if inputs.prefill is not None:
+            self._chunks(q, kv, inputs.prefill, out)
         return out.view(T, spec.query_size)
 
     def _decode(
@@ -58,48 +59,38 @@ class Attention:
     ) -> None:
         """In deterministic mode a decode is a chunk of one token: a row is the same to the bit
         whether its token was drawn, computed with a prompt, or computed again."""
-        if (decode := inputs.decode) is not None and self.deterministic and q.is_cuda:
-            ragged_prefill(
-                q,
-                kv,
-                decode.page_table,
-                decode.rows,
-                decode.query_len,
-                decode.context_lens,
-                longest=1,
-                scale=self.spec.head_dim**-0.5,
-                out=out,
-                window=self.window,
-                deterministic=True,
-            )
-        elif decode is not None:
-            paged_decode(
-                q,
-                kv,
-                decode.page_table,
-                decode.context_lens,
-                rows=decode.rows,
-                scale=self.spec.head_dim**-0.5,
-                out=out,
-                window=self.window,
-                deterministic=self.deterministic,
-                seen=None if inputs.places is None else inputs.places.seen,
-            )
+        decode = inputs.decode
+        if decode is None:
+            return
+        if self.deterministic and q.is_cuda:
+            self._chunks(q, kv, decode.as_chunks(), out)
+            return
+        paged_decode(
+            q,
+            kv,
+            decode.page_table,
+            decode.context_lens,
+            rows=decode.rows,
+            scale=self.spec.head_dim**-0.5,
+            out=out,
+            window=self.window,
+            deterministic=self.deterministic,
+            seen=None if inputs.places is None else inputs.places.seen,
+        )
 
-    def _prefill(
-        self, q: torch.Tensor, kv: torch.Tensor, inputs: StepInputs, out: torch.Tensor
+    def _chunks(
+        self, q: torch.Tensor, kv: torch.Tensor, chunks: PrefillChunks, out: torch.Tensor
     ) -> None:
-        if (prefill := inputs.prefill) is not None:
-            ragged_prefill(
-                q,
-                kv,
-                prefill.page_table,
-                prefill.query_start,
-                prefill.query_len,
-                prefill.context_lens,
-                longest=prefill.longest,
-                scale=self.spec.head_dim**-0.5,
-                out=out,
-                window=self.window,
-                deterministic=self.deterministic,
-            )
+        ragged_prefill(
+            q,
+            kv,
+            chunks.page_table,
+            chunks.query_start,
+            chunks.query_len,
+            chunks.context_lens,
+            longest=chunks.longest,
+            scale=self.spec.head_dim**-0.5,
+            out=out,
+            window=self.window,
+            deterministic=self.deterministic,
+        )
