@@ -15,7 +15,7 @@ import numpy.typing as npt
 from engine.protocol import Pooling, Sampling
 from gateway.errors import InvalidRequest
 from gateway.inference.body import Object
-from gateway.inference.fields import Fields, checked_text, checked_tokens, missing, out_of_range
+from gateway.inference.fields import Fields, checked_prompts, checked_text, missing
 from gateway.inference.options import Options, read_audience, read_last_tokens, read_model
 
 MOST_INPUTS = 2048
@@ -108,16 +108,7 @@ def _inputs(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
             "input must be a string, or an array, which is not empty, of strings or token ids.",
             param="input",
         )
-    if not isinstance(value[0], str | list):
-        return (checked_tokens(value, "input"),)
-    if len(value) > MOST_INPUTS:
-        raise out_of_range(len(value), f"at most {MOST_INPUTS} items long", "input")
-    return tuple(
-        checked_tokens(item, f"input[{i}]")
-        if isinstance(item, list)
-        else _text(item, f"input[{i}]")
-        for i, item in enumerate(value)
-    )
+    return checked_prompts(value, "input", most=MOST_INPUTS, noun="items long", text=_text)
 
 
 def _text(value: Any, path: str) -> str:

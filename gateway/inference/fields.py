@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from gateway.errors import InvalidRequest, InvalidType, MissingParameter
@@ -91,9 +92,21 @@ class Fields:
         value = self.take(name)
         if value is None:
             return None
-        if not isinstance(value, dict):
-            raise wrong_type(value, "an object", self.at(name))
-        return Fields(value, self.at(name))
+        return object_at(value, self.at(name))
+
+
+def object_at(value: Any, path: str) -> Fields:
+    if not isinstance(value, dict):
+        raise wrong_type(value, "an object", path)
+    return Fields(value, path)
+
+
+def typed_object(value: Any, path: str) -> tuple[Fields, str]:
+    """An object and its ``type``."""
+    fields = object_at(value, path)
+    if (kind := fields.text("type")) is None:
+        raise missing(f"{path}.type")
+    return fields, kind
 
 
 def checked_text(value: Any, path: str) -> str:
@@ -121,6 +134,28 @@ def checked_tokens(values: list[Any], path: str) -> tuple[int, ...]:
         raise InvalidRequest(f"{path} must hold at least one token.", param=path)
     return tuple(
         checked_integer(value, 0, MOST_TOKEN_ID, f"{path}[{i}]") for i, value in enumerate(values)
+    )
+
+
+def checked_prompts(
+    value: list[Any],
+    path: str,
+    *,
+    most: int,
+    noun: str,
+    text: Callable[[Any, str], str] = checked_text,
+) -> tuple[str | tuple[int, ...], ...]:
+    """Of a list that is not empty: one prompt of token ids, or several prompts; the first element
+    decides. ``text`` checks each that is text."""
+    if not isinstance(value[0], str | list):
+        return (checked_tokens(value, path),)
+    if len(value) > most:
+        raise out_of_range(len(value), f"at most {most} {noun}", path)
+    return tuple(
+        checked_tokens(item, f"{path}[{i}]")
+        if isinstance(item, list)
+        else text(item, f"{path}[{i}]")
+        for i, item in enumerate(value)
     )
 
 

@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.inference.fields import Fields, checked_text, missing, wrong_type
+from gateway.inference.fields import (
+    Fields,
+    checked_text,
+    missing,
+    object_at,
+    typed_object,
+    wrong_type,
+)
 
 Message = Mapping[str, Any]  # role, content and, where given, name, tool_calls, tool_call_id
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
     "tool": "tool", "function": "tool",
 }  # fmt: skip
+TEXTS = {"text": "text", "refusal": "refusal"}
 MOST_MESSAGES = 10_000
 
 
@@ -31,9 +39,7 @@ def read_messages(fields: Fields) -> tuple[Message, ...]:
 
 
 def _message(value: Any, path: str) -> Message:
-    if not isinstance(value, dict):
-        raise wrong_type(value, "an object", path)
-    fields = Fields(value, path)
+    fields = object_at(value, path)
     role = fields.text("role")
     if role is None:
         raise missing(f"{path}.role")
@@ -55,8 +61,6 @@ def _message(value: Any, path: str) -> Message:
 
 
 def _content(value: Any, path: str, *, optional: bool) -> str:
-    if isinstance(value, str):
-        return checked_text(value, path)
     if value is None:
         if optional:
             return ""
@@ -65,27 +69,29 @@ def _content(value: Any, path: str, *, optional: bool) -> str:
             " message with tool_calls.",
             param=path,
         )
+    return read_content(value, path, TEXTS)
+
+
+def read_content(value: Any, path: str, texts: Mapping[str, str]) -> str:
+    """A text, or several parts of the kinds in ``texts``, which says where each has its text."""
+    if isinstance(value, str):
+        return checked_text(value, path)
     if not isinstance(value, list):
         raise wrong_type(value, "a string or an array of parts", path)
     if not value:
         raise InvalidRequest(f"{path} must hold at least one part.", param=path)
-    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+    return "\n".join(_part(part, f"{path}[{i}]", texts) for i, part in enumerate(value))
 
 
-def _part(value: Any, path: str) -> str:
-    if not isinstance(value, dict):
-        raise wrong_type(value, "an object", path)
-    fields = Fields(value, path)
-    kind = fields.text("type")
-    if kind is None:
-        raise missing(f"{path}.type")
-    if kind not in ("text", "refusal"):
+def _part(value: Any, path: str, texts: Mapping[str, str]) -> str:
+    fields, kind = typed_object(value, path)
+    if kind not in texts:
         raise UnsupportedParameter(
             f"{path}.type is {kind[:50]!r}; this model reads text only.", param=f"{path}.type"
         )
-    text = fields.text(kind)
+    text = fields.text(texts[kind])
     if text is None:
-        raise missing(f"{path}.{kind}")
+        raise missing(f"{path}.{texts[kind]}")
     return text
 
 
@@ -94,9 +100,7 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
     calls = []
     for i, value in enumerate(fields.items("tool_calls", 128) or []):
         path = f"{fields.at('tool_calls')}[{i}]"
-        if not isinstance(value, dict):
-            raise wrong_type(value, "an object", path)
-        call = Fields(value, path)
+        call = object_at(value, path)
         function = call.object("function")
         if function is None:
             raise missing(f"{path}.function")

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.inference.fields import Fields, missing, out_of_range, wrong_type
+from gateway.inference.fields import (
+    Fields,
+    missing,
+    object_at,
+    out_of_range,
+    typed_object,
+    wrong_type,
+)
 from gateway.inference.schema import ANY_OBJECT, JsonSchema
 from gateway.inference.structure import NAME
 
@@ -109,9 +116,7 @@ def _allowed(box: Toolbox, choice: Fields) -> Toolbox:
     tools = []
     for i, value in enumerate(values):
         path = f"{given.at('tools')}[{i}]"
-        if not isinstance(value, dict):
-            raise wrong_type(value, "an object", path)
-        tools.append(_named(box, Fields(value, path), "function"))
+        tools.append(_named(box, object_at(value, path), "function"))
     distinct = tuple({tool.name: tool for tool in tools}.values())
     return replace(box, tools=distinct, required=mode == "required", path="tool_choice")
 
@@ -134,12 +139,7 @@ def _named(box: Toolbox, given: Fields, field: str) -> Tool:
 
 
 def _tool(value: Any, path: str) -> Tool:
-    if not isinstance(value, dict):
-        raise wrong_type(value, "an object", path)
-    given = Fields(value, path)
-    kind = given.text("type")
-    if kind is None:
-        raise missing(f"{path}.type")
+    given, kind = typed_object(value, path)
     if kind != "function":
         raise UnsupportedParameter(
             f"{path}.type is {kind[:50]!r}; a tool is a function here.", param=f"{path}.type"

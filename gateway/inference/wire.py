@@ -4,14 +4,7 @@ from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
 from gateway.inference.body import Object
-from gateway.inference.fields import (
-    Fields,
-    checked_text,
-    checked_tokens,
-    missing,
-    out_of_range,
-    wrong_type,
-)
+from gateway.inference.fields import Fields, checked_prompts, checked_text, missing, wrong_type
 from gateway.inference.messages import Message, read_messages
 from gateway.inference.options import Options, read_model, read_options
 from gateway.inference.rendering import Rendering, read_rendering
@@ -100,13 +93,4 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
         raise wrong_type(value, "a string, an array of strings or of token ids", "prompt")
     if not value:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
-    if not isinstance(value[0], str | list):
-        return (checked_tokens(value, "prompt"),)
-    if len(value) > MOST_PROMPTS:
-        raise out_of_range(len(value), f"at most {MOST_PROMPTS} prompts", "prompt")
-    return tuple(
-        checked_tokens(item, f"prompt[{i}]")
-        if isinstance(item, list)
-        else checked_text(item, f"prompt[{i}]")
-        for i, item in enumerate(value)
-    )
+    return checked_prompts(value, "prompt", most=MOST_PROMPTS, noun="prompts")

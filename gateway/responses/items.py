@@ -9,8 +9,8 @@ from typing import Any
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.ids import new_id
-from gateway.inference.fields import Fields, checked_text, missing, wrong_type
-from gateway.inference.messages import MOST_MESSAGES
+from gateway.inference.fields import Fields, checked_text, missing, object_at, wrong_type
+from gateway.inference.messages import MOST_MESSAGES, read_content
 from gateway.inference.responding import Item
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -60,9 +60,7 @@ def _call(item: Item) -> dict[str, Any]:
 
 
 def _item(value: Any, path: str) -> Item | None:
-    if not isinstance(value, dict):
-        raise wrong_type(value, "an object", path)
-    fields = Fields(value, path)
+    fields = object_at(value, path)
     kind = fields.text("type") or ("message" if "role" in value else None)
     match kind:
         case None:
@@ -121,30 +119,7 @@ def _content(value: Any, path: str) -> str:
     """Several parts become one text, joined by line breaks, as in a chat."""
     if value is None:
         raise missing(path)
-    if isinstance(value, str):
-        return checked_text(value, path)
-    if not isinstance(value, list):
-        raise wrong_type(value, "a string or an array of parts", path)
-    if not value:
-        raise InvalidRequest(f"{path} must hold at least one part.", param=path)
-    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
-
-
-def _part(value: Any, path: str) -> str:
-    if not isinstance(value, dict):
-        raise wrong_type(value, "an object", path)
-    fields = Fields(value, path)
-    kind = fields.text("type")
-    if kind is None:
-        raise missing(f"{path}.type")
-    if kind not in TEXTS:
-        raise UnsupportedParameter(
-            f"{path}.type is {kind[:50]!r}; this model reads text only.", param=f"{path}.type"
-        )
-    text = fields.text(TEXTS[kind])
-    if text is None:
-        raise missing(f"{path}.{TEXTS[kind]}")
-    return text
+    return read_content(value, path, TEXTS)
 
 
 def _needed(fields: Fields, name: str) -> str:

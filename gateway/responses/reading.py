@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.errors import GatewayError, InvalidRequest, UnsupportedParameter
 from gateway.inference.body import Object
-from gateway.inference.fields import Fields, missing, wrong_type
+from gateway.inference.fields import Fields, typed_object, wrong_type
 from gateway.inference.responding import Item
 from gateway.responses.items import messages_of, read_items
 
@@ -149,12 +149,7 @@ def _allowed(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong_type(value, "an object", path)
-    fields = Fields(value, path)
-    kind = fields.text("type")
-    if kind is None:
-        raise missing(f"{path}.type")
+    _, kind = typed_object(value, path)
     if kind != "function":
         raise UnsupportedParameter(
             f"{path}.type is {kind[:50]!r}; functions are the tools there are.",
