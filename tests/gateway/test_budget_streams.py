@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from datetime import UTC, datetime
 
 import openai
 import pytest
@@ -12,13 +11,9 @@ from gateway.limits.memory import MemoryStore
 from gateway.limits.redis_store import RedisStore
 from gateway.limits.rules import Rates, Use
 from gateway.redis import connect
-from gateway.usage.pricing import Tariff, cost
-from gateway.usage.pricing import Tokens as Meters
-from tests.gateway.quotas import book, limiter_of, monthly
+from tests.gateway.quotas import TARIFF, book, charged, limiter_of, monthly
 from tests.gateway.serving import BASE, KEY, serving
 
-TARIFF = Tariff(id="prc_1", effective_from=datetime(2026, 1, 1, tzinfo=UTC), input=1_000,
-                cached_input=100, output=2_000)  # fmt: skip
 HELLO = [{"role": "user", "content": "Hello there"}]
 
 
@@ -31,15 +26,6 @@ async def store(request):
     await client.flushall()
     yield RedisStore(client)
     await client.aclose()
-
-
-def charged(server) -> int:
-    """What the records of all requests say, priced as the ledger does."""
-    return sum(
-        cost(TARIFF, Meters(input=r.prompt_tokens - r.cached_tokens, cached_input=r.cached_tokens,
-                            output=r.completion_tokens)).total
-        for r in server.recorder.ended
-    )  # fmt: skip
 
 
 async def test_256_streams_that_retry_use_a_budget_up_and_not_a_nano_more(store, tmp_path):
@@ -78,7 +64,7 @@ async def test_256_streams_that_retry_use_a_budget_up_and_not_a_nano_more(store,
 
             async with asyncio.timeout(120):
                 await asyncio.gather(*(one() for _ in range(256)))
-        spent = charged(server)
+        spent = charged(server.recorder.ended)
         [rule] = [
             r
             for r in limiter._rules().of(server.snapshot.keys[KEY], Use(BASE))
@@ -112,7 +98,7 @@ async def test_an_answer_that_its_budget_cuts_short_says_so(tmp_path, path, stre
         assert "budget of project prj_acme" in last.x_finish_detail["message"]
         [record] = server.recorder.ended
         assert record.outcome == "completed"
-        assert 280 < charged(server) <= 300
+        assert 280 < charged(server.recorder.ended) <= 300
 
 
 async def test_a_stream_may_finish_where_the_owner_chose_so(tmp_path):
@@ -160,4 +146,4 @@ async def test_several_choices_and_prompts_share_what_is_left(tmp_path):
                 model=BASE, prompt=["Hello", "there", "you"], n=2, max_tokens=300
             )
         assert [choice.finish_reason for choice in got.choices] == ["length"] * 6
-        assert 0 < charged(server) <= 900
+        assert 0 < charged(server.recorder.ended) <= 900

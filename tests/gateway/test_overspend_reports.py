@@ -1,7 +1,6 @@
 """With these inputs users of other gateways overspent, were locked out, or lost slots."""
 
 import asyncio
-from datetime import UTC, datetime
 
 import pytest
 
@@ -12,14 +11,10 @@ from gateway.limits.memory import MemoryStore
 from gateway.limits.redis_store import RedisStore
 from gateway.limits.rules import Rates
 from gateway.redis import connect
-from gateway.usage.pricing import Tariff, cost
-from gateway.usage.pricing import Tokens as Meters
 from tests.fakes.clock import until
-from tests.gateway.quotas import book, limiter_of, monthly
+from tests.gateway.quotas import TARIFF, book, charged, limiter_of, monthly
 from tests.gateway.serving import BASE, ask, post, serving
 
-TARIFF = Tariff(id="prc_1", effective_from=datetime(2026, 1, 1, tzinfo=UTC), input=1_000,
-                cached_input=100, output=2_000)  # fmt: skip
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"model": BASE, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
 BODIES = {
@@ -35,14 +30,6 @@ PROJECT = ("project", "prj_acme")
 def priced(tmp_path, rules, **more):
     limiter = limiter_of(MemoryStore(), rules)
     return limiter, serving(tmp_path, limiter=limiter, tariff=lambda target, at: TARIFF, **more)
-
-
-def charged(server) -> int:
-    return sum(
-        cost(TARIFF, Meters(input=r.prompt_tokens - r.cached_tokens, cached_input=r.cached_tokens,
-                            output=r.completion_tokens)).total
-        for r in server.recorder.ended
-    )  # fmt: skip
 
 
 async def test_every_route_that_reaches_an_engine_asks_the_budget_first(tmp_path):
@@ -137,7 +124,7 @@ async def test_whatever_ends_a_request_frees_its_slot_and_its_money(tmp_path, fa
         await until(lambda: server.health.ready, 20)
         assert (await ask(server.port, post(HELLO))).status == 200
         [purse] = await limiter.purses()
-        assert (purse.spent, purse.held, purse.open) == (charged(server), 0, ())
+        assert (purse.spent, purse.held, purse.open) == (charged(server.recorder.ended), 0, ())
 
 
 async def test_only_what_the_engine_made_is_billed_and_never_the_text_of_an_error(tmp_path):
@@ -221,7 +208,7 @@ async def test_a_customers_budget_cuts_that_customers_stream_alone(tmp_path):
         choice = got.json["choices"][0]
         assert choice["finish_reason"] == "length"
         assert "customer prj_acme/bob" in choice["x_finish_detail"]["message"]
-        assert 80 < charged(server) <= 100
+        assert 80 < charged(server.recorder.ended) <= 100
         other = await ask(server.port, post(body | {"user": "eve"}))
         assert other.json["usage"]["completion_tokens"] == 400
 

@@ -29,16 +29,12 @@ from gateway.limits.redis_store import RedisStore
 from gateway.limits.rules import Allowance, Rates, RuleBook, Use
 from gateway.limits.store import SLOT_MS
 from gateway.redis import connect
-from tests.gateway.quotas import Now, book, demand, limiter_of, monthly
+from tests.gateway.quotas import Now, book, demand, limiter_of, monthly, somebody
 
 
 @pytest.fixture
 def who() -> Principal:
-    mark = uuid4().hex
-    return Principal(
-        organisation=f"org_{mark}", project=f"prj_{mark}", project_name="acme",
-        key=f"key_{mark}", tenant="t",
-    )  # fmt: skip
+    return somebody()
 
 
 @pytest.fixture(params=["memory", "redis"])

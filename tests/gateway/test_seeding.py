@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from uuid import uuid4
 
 import pytest
 
@@ -16,16 +15,12 @@ from gateway.limits.redis_store import RedisStore
 from gateway.limits.rules import Use
 from gateway.limits.store import READ_AGAIN, Open
 from gateway.redis import connect
-from tests.gateway.quotas import Now, book, demand, limiter_of, monthly
+from tests.gateway.quotas import Now, book, demand, limiter_of, monthly, somebody
 
 
 @pytest.fixture
 def who() -> Principal:
-    mark = uuid4().hex
-    return Principal(
-        organisation=f"org_{mark}", project=f"prj_{mark}", project_name="acme",
-        key=f"key_{mark}", tenant="t",
-    )  # fmt: skip
+    return somebody()
 
 
 @pytest.fixture(params=["memory", "redis"])
