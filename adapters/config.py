@@ -26,7 +26,8 @@ MAX_ALPHA = 1e9
 PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal"})
 
 BIASES = ("none", "all", "lora_only")
-MAX_TOKENS = 65_536  # trainable tokens, or tokens that invoke an aLoRA
+MAX_TOKENS = 65_536  # trainable ones
+MAX_INVOCATION = 1024  # tokens; every request that names the adapter carries them
 MAX_TOKEN = 1 << 24
 
 REFUSED_WHEN_SET = {
@@ -123,7 +124,7 @@ class _Reader:
             bias=self._bias(),
             saved=self._names("modules_to_save"),
             tokens=self._tokens(),
-            invocation=self._token_list("alora_invocation_tokens", None),
+            invocation=self._token_list("alora_invocation_tokens", None, most=MAX_INVOCATION),
             warnings=tuple(self._warnings),
         )
 
@@ -254,12 +255,12 @@ class _Reader:
                 found[module] = self._token_list(key, items)
         return found
 
-    def _token_list(self, key: str, items: object) -> tuple[int, ...]:
+    def _token_list(self, key: str, items: object, *, most: int = MAX_TOKENS) -> tuple[int, ...]:
         raw = self._raw.get(key) if items is None else items
         if raw is None:
             return ()
-        if not isinstance(raw, list) or len(raw) > MAX_TOKENS:
-            self._fault(key, f"must be a list of at most {MAX_TOKENS} token ids")
+        if not isinstance(raw, list) or len(raw) > most:
+            self._fault(key, f"must be a list of at most {most} token ids")
             return ()
         if not all(type(item) is int and 0 <= item < MAX_TOKEN for item in raw):
             self._fault(key, f"{_shown(raw)} is not a list of token ids")

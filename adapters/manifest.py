@@ -117,9 +117,9 @@ class Draft:
             self._note_hints(self._config)
 
     @property
-    def invoked(self) -> bool:
-        """It is an activated LoRA (aLoRA)."""
-        return self._config is not None and bool(self._config.invocation)
+    def invocation(self) -> tuple[int, ...]:
+        """The tokens from which on an activated LoRA (aLoRA) is active; () for any other."""
+        return self._config.invocation if self._config else ()
 
     def manifest(self) -> AdapterManifest:
         """Raises AdapterInvalid with all problems."""

@@ -18,7 +18,6 @@ from adapters.values import largest
 
 MAX_FLOAT16 = 65_504.0
 MAX_FLOAT32 = 3.4e38
-INVOKED = f"{CONFIG_FILE}: alora_invocation_tokens: activated LoRA is not served"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +67,7 @@ def validate(
     directory = source.directory if isinstance(source, AdapterManifest) else Path(source)
     draft = Draft(directory)
     problems = draft.problems + shape_problems(draft.modules.values(), base)
-    if draft.invoked:
-        problems.append(INVOKED)
+    problems += _invocation_problems(draft.invocation, base)
     warnings = list(draft.warnings)
     if draft.modules:
         value_problems, value_warnings = _check_values(draft, base)
@@ -91,8 +89,6 @@ def examine(directory: Path) -> tuple[Draft, list[str], list[str]]:
     """The adapter as far as it can be read, its problems and warnings, whatever the base is."""
     draft = Draft(directory)
     problems, warnings = list(draft.problems), list(draft.warnings)
-    if draft.invoked:
-        problems.append(INVOKED)
     if draft.modules:
         found, notes = _check_values(draft, None)
         problems += found
@@ -141,6 +137,18 @@ def _needed(module: ModuleLora, inputs: int, outputs: int) -> dict[Part, tuple[i
         Part.BASE_WEIGHT: whole,
         Part.TOKENS: (rows, whole[1]),
     }
+
+
+def _invocation_problems(invocation: tuple[int, ...], base: BaseSpec) -> list[str]:
+    """An aLoRA that no prompt can invoke would be the base for ever."""
+    foreign = [token for token in invocation if token >= base.vocab_size]
+    if not foreign:
+        return []
+    named, more = ", ".join(map(str, foreign[:5])), " ..." if len(foreign) > 5 else ""
+    return [
+        f"{CONFIG_FILE}: alora_invocation_tokens: {named}{more} are not among the"
+        f" {base.vocab_size} tokens of the base"
+    ]
 
 
 def _letter(part: Part) -> str:

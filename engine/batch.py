@@ -163,7 +163,8 @@ class BatchBuilder:
             return ()
         adapters: list[int] = []
         for chunk, length in zip(chunks, lengths, strict=True):
-            adapters += [chunk.adapter] * length
+            base = chunk.base_rows
+            adapters += [NO_ADAPTER] * base + [chunk.adapter] * (length - base)
         runs = Segments.cut(adapters, tile=None)
         return Segments.split(runs, self._tile(runs)) if self._tiles else runs
 

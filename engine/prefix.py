@@ -2,8 +2,9 @@
 
 Each node is one full page. The edge to it names the adapter, the salt and the tokens of that page,
 so the path from the root is the whole key (the base is the engine's own) and a match is exact: no
-hash stands for tokens. The salt is the tenant, except on pages that lie wholly within a prefix
-the operator declared public; so nobody can find, or time, what another tenant computed.
+hash stands for tokens. Pages before an aLoRA is invoked name no adapter: they are the base's. The
+salt is the tenant, except on pages that lie wholly within a prefix the operator declared public; so
+nobody can find, or time, what another tenant computed.
 
 A sequence that holds a node holds all above it, so what rests is always a set of whole ends, and
 leaves are evicted first. Belongs to the engine loop's thread.
@@ -187,10 +188,11 @@ class PrefixIndex:
         while len(trail.edges) <= index:
             start = len(trail.edges) * self._page_tokens
             stop = start + self._page_tokens
-            public = stop <= submit.public_tokens and submit.adapter is None
+            digest = sequence.request.computed_with(stop)
+            public = stop <= submit.public_tokens and digest is None
             tokens = array("i", sequence.tokens(start, stop)).tobytes()
             salt = PUBLIC if public else submit.tenant
-            trail.edges.append((sequence.request.digest or "", salt, tokens))
+            trail.edges.append((digest or "", salt, tokens))
         return trail.edges[index]
 
     def _enter(self, sequence: Sequence, trail: Trail) -> bool:

@@ -4,7 +4,7 @@ Always float32 on the CPU, from the checkpoint and the stored adapter, with no k
 whatever the engine does differently shows. Runs beside the loop, in one thread of the wire.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -12,6 +12,7 @@ from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterError
 from adapters.pack import PackedAdapter, pack
 from adapters.stores import Store
+from engine.activation import active_from
 from engine.bench.reference import Reference
 from engine.checkpoint import Checkpoint
 from engine.errors import AdapterUnusable
@@ -53,15 +54,3 @@ class References:
 def _picked(logits: torch.Tensor, tops: list[list[int]]) -> list[list[float]]:
     logprobs = logits.log_softmax(dim=-1)
     return [logprobs[i, torch.tensor(top)].tolist() for i, top in enumerate(tops)]
-
-
-def active_from(tokens: Sequence[int], invocation: tuple[int, ...]) -> int:
-    """The position an adapter is active from: 0, but for an aLoRA the last place where its
-    invocation begins, and past the end when nothing invokes it."""
-    if not invocation:
-        return 0
-    length = len(invocation)
-    for start in range(len(tokens) - length, -1, -1):
-        if tuple(tokens[start : start + length]) == invocation:
-            return start
-    return len(tokens)

@@ -26,7 +26,7 @@ from engine.protocol import Submit
 from engine.residency import P
 from engine.seating import Seat, Seating
 from engine.sequence import Phase, Request, Sequence
-from engine.step import Chunk, StepPlan
+from engine.step import NO_ADAPTER, Chunk, StepPlan
 from engine.tempo import Tempo
 from engine.waiting import WaitingQueue
 from engine.waits import Waits
@@ -398,7 +398,8 @@ class Scheduler(Generic[P]):
             tokens=sequence.tokens(start, stop),
             start=start,
             pages=sequence.pages[: self.pages_for(stop)],
-            adapter=sequence.row,
+            adapter=sequence.row if request.computed_with(stop) else NO_ADAPTER,
+            active_from=request.active_from,
             draw=sequence.draw() if draws else None,
             prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
             pooling=sequence.pools(draws=draws),

@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from engine.activation import active_from
 from engine.course import Course
 from engine.matcher import Matcher
 from engine.pages import Kind, Owner
@@ -58,8 +59,11 @@ class Request:
     started: bool = False  # a pass has computed some of it: too late to refuse
     first_pass: float | None = None  # seconds
     cached: int | None = None  # prompt tokens found computed when it first ran; None: not yet
+    active_from: int = field(init=False)  # positions before it are the base model's (aLoRA)
 
     def __post_init__(self) -> None:
+        adapter = self.submit.adapter
+        self.active_from = active_from(self.submit.tokens, adapter.invocation) if adapter else 0
         total, granted = self.total, self.submit.granted
         self.granted = total if granted is None else min(granted, total)
         self.asked = -1
@@ -82,6 +86,10 @@ class Request:
     @property
     def digest(self) -> str | None:
         return self.submit.adapter.digest if self.submit.adapter else None
+
+    def computed_with(self, stop: int) -> str | None:
+        """Digest of the adapter that KV of positions before ``stop`` was computed with."""
+        return self.digest if stop > self.active_from else None
 
     @property
     def compiling(self) -> bool:

@@ -40,9 +40,17 @@ class Chunk:
     start: int  # position of tokens[0]: the tokens already computed
     pages: Sequence[int]  # page ids holding positions 0 .. start + len(tokens) - 1, in order
     adapter: int = NO_ADAPTER  # row of the adapter table
+    active_from: int = 0  # positions before it are the base model's (aLoRA)
     draw: Draw | None = None  # None: the chunk ends before the last known token
     prompt_logprobs: int | None = None  # report every token's log-probability but the first's
     pooling: Pooling | None = None  # report its part of the prompt's vector
+
+    @property
+    def base_rows(self) -> int:
+        """How many of its rows, from the first, are the base model's."""
+        if self.adapter == NO_ADAPTER:
+            return len(self.tokens)
+        return min(max(self.active_from - self.start, 0), len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)

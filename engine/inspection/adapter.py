@@ -54,6 +54,8 @@ def _facts(draft: Draft) -> dict[str, str | int]:
     }
     if layers:
         facts["layers"] = f"{layers[0]} to {layers[-1]}"
+    if draft.invocation:
+        facts["invoked by tokens"] = ", ".join(map(str, draft.invocation))
     parts = sorted({str(part) for module in modules for part in module.parts})
     facts["tensors"] = ", ".join(parts) or "none"
     facts["size"] = amount(sum(module.nbytes for module in modules))

@@ -34,7 +34,7 @@ def scale(name: str = "model.layers.0.self_attn.q_proj", rank: int = 4, **change
         ({"trainable_token_indices": [1, 1]}, "names a token twice"),
         ({"trainable_token_indices": {"norm": [1]}}, "only embed_tokens and lm_head"),
         ({"alora_invocation_tokens": ["a"]}, "not a list of token ids"),
-        ({"alora_invocation_tokens": [0] * 70_000}, "at most"),
+        ({"alora_invocation_tokens": [0] * 1025}, "at most"),
         ({"layer_replication": [[0, 2]]}, "replicated layers"),
         ({"target_parameters": ["mlp.experts"]}, "bare parameters"),
         ({"kasa_config": {"a": 1}}, "KaSA"),

@@ -44,6 +44,30 @@ def test_accepts_plain_lora_on_every_linear(tmp_path, module, dtype):
     assert report.base_fingerprint == BASE.fingerprint
 
 
+def test_an_activated_lora_reports_what_invokes_it(tmp_path):
+    settings = config(alora_invocation_tokens=[5, 63, 5])
+    report = validate(write_adapter(tmp_path / "a", settings, lora()), BASE)
+    assert report.invocation == (5, 63, 5)
+    plain = validate(write_adapter(tmp_path / "b", config(), lora()), BASE)
+    assert (plain.invocation, plain.digest == report.digest) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tokens", "said"),
+    [
+        (lora(), [1, 64, 2, 99], "alora_invocation_tokens: 64, 99 are not among the 64 tokens"),
+        (lora() | {f"{PREFIX}model.embed_tokens.lora_embedding_A": encode(np.ones((4, 64))),
+                   f"{PREFIX}model.embed_tokens.lora_embedding_B": encode(np.ones((24, 4)))},
+         [1], "changes linear layers only, by A and B; other tensors of: model.embed_tokens"),
+        (lora() | {f"{Q}.base_layer.bias": encode(np.ones(24))}, [1], "other tensors of"),
+    ],
+)  # fmt: skip
+def test_an_activated_lora_is_refused_what_would_act_before_it_is_invoked(
+    tmp_path, tensors, tokens, said
+):
+    assert said in faults(tmp_path, config(alora_invocation_tokens=tokens, bias="all"), tensors)
+
+
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [

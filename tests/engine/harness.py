@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
@@ -38,13 +39,14 @@ def submit(
     max_tokens: int = 4,
     *,
     adapter: str = "",
+    invocation: Sequence[int] = (),
     tenant: str = "t",
     ignore_eos: bool = True,
     seed: int | None = 7,
     **more: object,
 ) -> Submit:
     fields: dict[str, object] = {"sampling": Sampling(seed=seed), **more}
-    ref = AdapterRef(adapter, 8) if adapter else None
+    ref = AdapterRef(adapter, 8, tuple(invocation)) if adapter else None
     return Submit(
         request, tenant, [5, 6, 7] if tokens is None else tokens, max_tokens,
         adapter=ref, ignore_eos=ignore_eos, **fields,  # type: ignore[arg-type]

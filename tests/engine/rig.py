@@ -90,6 +90,7 @@ def with_prompt_rows(chunk: Chunk) -> Chunk:
         start=chunk.start,
         pages=chunk.pages,
         adapter=chunk.adapter,
+        active_from=chunk.active_from,
         draw=draw(),
         prompt_logprobs=0,
     )

@@ -59,6 +59,16 @@ def test_rows_of_one_adapter_are_one_segment():
     assert inputs.segments.runs == ((0, 4, 2), (4, 1, -1), (5, 2, 0))
 
 
+def test_a_chunk_is_the_base_s_until_its_adapter_is_invoked():
+    inputs = build(
+        chunk([1] * 3, [1], start=1, adapter=2, active_from=3),
+        chunk([1, 2], [2], adapter=2, active_from=9),
+        chunk([1], [3, 4], start=5, adapter=2, active_from=5),
+        chunk([1, 2], [5, 6], start=4, adapter=2, active_from=1),
+    )
+    assert inputs.segments.runs == ((0, 2, -1), (2, 1, 2), (3, 2, -1), (5, 3, 2))
+
+
 def test_segments_are_cut_to_the_tile_that_holds_the_longest():
     long, short = chunk([1] * 7, [0, 1], adapter=1), chunk([1] * 2, [2], adapter=2)
     cut = build(long, short, tiles=(3, 5)).segments

@@ -62,6 +62,22 @@ def test_random_mixes_and_cuts_do_not_change_a_bit(rig, seed):
     rig._free[:] = free
 
 
+@pytest.mark.parametrize("active", [1, 16, 20])
+def test_rows_before_an_adapter_is_invoked_are_the_base_s_bits(rig, active):
+    prompt = tokens(37, seed=98)
+    plain = whole(rig, prompt, -1)
+    with_it = chunk(prompt, rig.pages(37), adapter=2, active_from=active)
+    together = rig.logits([chunk(tokens(5, seed=1), rig.pages(5), adapter=0), with_it])[5:]
+    assert torch.equal(together[:active], plain[:active])
+    assert not torch.equal(together[active], plain[active])
+    pages, at = rig.pages(37), 0
+    for end in (active - 1, active, active + 1, 37):
+        if end > at:
+            part = chunk(prompt[at:end], pages, start=at, adapter=2, active_from=active)
+            assert torch.equal(rig.logits([part]), together[at:end])
+            at = end
+
+
 def test_base_rows_are_the_bits_of_an_engine_without_adapters(rig):
     prompt = tokens(23, seed=99)
     alone = whole(rig, prompt, -1)

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from adapters.base_spec import BaseSpec
 from adapters.pack import pack
 from adapters.validate import validate
+from engine.activation import active_from
 from tests.engine.checkpoints import Layout, Shape, Written, write_checkpoint
 from tests.engine.peers import LINEARS, expected, peft_logits, tokens, transformers_model
-from tests.engine.rig import Rig, chunk
+from tests.engine.rig import Rig, chunk, draw
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 BIASED = Shape(attention_bias=True)
@@ -99,6 +100,55 @@ def test_an_adapter_beside_the_base_gives_pefts_logits(tmp_path, shape, settings
     adapted, plain = peft_logits(written, path, prompt), transformers_model(written)
     torch.testing.assert_close(logits, torch.cat([adapted, expected(plain, other)]), **CLOSE)
     assert (adapted - expected(plain, prompt)).abs().max() > 0.05
+
+
+ACTIVATED = {"alora_invocation_tokens": [11, 12], "target_modules": LINEARS, "lora_bias": True}
+
+
+@pytest.mark.parametrize("places", [(), (0,), (5, 17), (38,)], ids=str)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_activated_adapter_gives_pefts_logits(tmp_path, places, deterministic):
+    written = write_checkpoint(tmp_path / "m", BIASED, Layout("gptq", 32))
+    path = trained(tmp_path / "a", written, **ACTIVATED)
+    base, prompt = BaseSpec.from_checkpoint(written.path), tokens(40)
+    for place in places:
+        prompt[place : place + 2] = [11, 12]
+    invocation = validate(path, base).invocation
+    assert invocation == (11, 12)
+    rig = Rig(written.path, deterministic=deterministic)
+    rig.load(3, pack(path, base, torch.float32))
+    mine = chunk(prompt, rig.pages(40), adapter=3, active_from=active_from(prompt, invocation))
+    other = tokens(31, seed=1)
+    logits = rig.logits([mine, chunk(other, rig.pages(31))])
+    plain = transformers_model(written)
+    wanted = torch.cat([peft_logits(written, path, prompt), expected(plain, other)])
+    torch.testing.assert_close(logits, wanted, **CLOSE)
+    begun, difference = places[-1] if places else 40, wanted[:40] - expected(plain, prompt)
+    assert difference[:begun].abs().max().item() == 0 if begun else True
+    assert difference[begun:].abs().max() > 0.05 if places else True
+
+
+@pytest.mark.parametrize("place", [3, None])
+def test_an_activated_adapter_generates_as_peft_does(tmp_path, place):
+    written = write_checkpoint(tmp_path / "m", BIASED)
+    path, prompt = trained(tmp_path / "a", written, **ACTIVATED), tokens(20)
+    if place is not None:
+        prompt[place : place + 2] = [11, 12]
+    model = PeftModel.from_pretrained(transformers_model(written), path).eval()
+    asked = torch.tensor([prompt])
+    with torch.no_grad():
+        wanted = model.generate(
+            input_ids=asked, attention_mask=torch.ones_like(asked), max_new_tokens=12,
+            do_sample=False, eos_token_id=None, pad_token_id=0,
+        )[0].tolist()  # fmt: skip
+    rig, base, known = Rig(written.path), BaseSpec.from_checkpoint(written.path), list(prompt)
+    rig.load(0, pack(path, base, torch.float32))
+    pages, start = rig.pages(40), active_from(prompt, (11, 12))
+    while len(known) < len(wanted):
+        at = 0 if len(known) == 20 else len(known) - 1
+        step = chunk(known[at:], pages, start=at, adapter=0, active_from=start, draw=draw())
+        known.append(rig.launch([step])[0].token)
+    assert known == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

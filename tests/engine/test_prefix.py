@@ -114,6 +114,48 @@ def test_a_public_prefix_is_shared_between_tenants_and_nothing_behind_it() -> No
     assert engine.terminals("again")[0].usage.cached_tokens == 48  # type: ignore[union-attr]
 
 
+INVOKED = [*SHARED[:22], 2, 2, 2, *SHARED[25:]]  # an aLoRA acts from the middle of page 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        pytest.param({}, {"adapter": "a1"}, 20, id="base_then_alora"),
+        pytest.param({"adapter": "a1"}, {}, 20, id="alora_then_base"),
+        pytest.param({"adapter": "a1"}, {"adapter": "b1"}, 20, id="two_aloras"),
+        pytest.param({"adapter": "a1"}, {"adapter": "a1"}, 36, id="itself"),
+        pytest.param({}, {"adapter": "a1", "tenant": "t2"}, 0, id="tenants"),
+        pytest.param({"adapter": "a1"}, {"tenant": "t2"}, 0, id="tenants_the_other_way"),
+        pytest.param({"public_tokens": 18}, {"adapter": "a1", "tenant": "t2", "public_tokens": 18},
+                     16, id="public"),
+        pytest.param({}, {"adapter": "a1", "invocation": [1, 1]}, 36, id="not_invoked"),
+        pytest.param({}, {"adapter": "a1", "invocation": []}, 0, id="plain"),
+        pytest.param({"adapter": "a1", "invocation": [SHARED[0]]}, {}, 0, id="from_the_start"),
+    ],
+)  # fmt: skip
+def test_until_it_is_invoked_an_alora_uses_what_the_base_computed(
+    first: dict[str, object], second: dict[str, object], found: int
+) -> None:
+    engine = harness()
+    for name, keys in (("first", first), ("second", second)):
+        engine.submit(name, INVOKED, 4, **{"invocation": [2, 2, 2], **keys})
+        engine.run()
+    usage = engine.terminals("second")[0].usage
+    assert usage is not None
+    assert usage.cached_tokens == found
+    adapter = "" if second.get("invocation") == [1, 1] else str(second.get("adapter", ""))
+    assert engine.tokens("second") == alone(INVOKED, 4, seed=7, adapter=adapter)[0]
+
+
+def test_an_alora_that_is_retired_leaves_the_base_s_pages() -> None:
+    engine = harness()
+    for adapter in ("a1", ""):
+        engine.submit(adapter or "base", INVOKED, 4, adapter=adapter, invocation=[2, 2, 2])
+        engine.run()
+        engine.core.seating.retire("a1")
+    assert engine.terminals("base")[0].usage.cached_tokens == 20  # type: ignore[union-attr]
+
+
 def test_without_prefix_caching_nothing_rests() -> None:
     engine = harness(enable_prefix_caching=False)
     for name in ("first", "again"):

@@ -3,6 +3,7 @@ alone, whether its prefix was found, its pages were taken away or its adapter wa
 
 import random
 
+import msgspec
 import pytest
 
 from engine.bench.alone import LoneEngine, Requests, adapter_ref
@@ -10,6 +11,7 @@ from engine.config import Device, Dtype, EngineConfig
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
 SHAPE = Shape(hidden=128, inner=160, heads=4, kv_heads=2, head_dim=32, layers=2, vocab=256)
+ACTIVATED, INVOCATION = (3, 4, 5), (250,)  # aLoRAs, and what invokes them
 Job = tuple[list[int], int, int | None]  # prompt, tokens to generate, adapter's number
 
 
@@ -34,7 +36,10 @@ def jobs() -> list[Job]:
     for _ in range(40):
         own = [draw.randrange(10, 200) for _ in range(draw.randint(1, 30))]
         prompt = shared[: draw.choice([0, 20, 48])] + own
-        made.append((prompt, draw.randint(1, 20), draw.choice([None, 0, 1, 2, 3, 4, 5])))
+        adapter = draw.choice([None, 0, 1, 2, 3, 4, 5])
+        if adapter in ACTIVATED:
+            prompt.insert(draw.randrange(len(prompt) + 1), INVOCATION[0])
+        made.append((prompt, draw.randint(1, 20), adapter))
     return made
 
 
@@ -42,6 +47,8 @@ def run(lone: LoneEngine, wanted: list[Job], *, together: bool) -> dict[str, lis
     said = Requests()
     for number, (prompt, count, adapter) in enumerate(wanted):
         ref = None if adapter is None else adapter_ref(adapter, 8)
+        if ref and adapter in ACTIVATED:
+            ref = msgspec.structs.replace(ref, invocation=INVOCATION)
         lone.submit(f"r{number}", prompt, count, ref)
         if not together:
             list(lone.passes(said))

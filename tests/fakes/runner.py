@@ -234,8 +234,9 @@ class FakeRunner:
         return replace(chunk, tokens=[*chunk.tokens[:-1], token], draw=draw)
 
     def _write(self, chunk: Chunk) -> None:
-        adapter = self.memory.read(chunk.adapter)
+        own = self.memory.read(chunk.adapter)
         for position, token in enumerate(chunk.tokens, chunk.start):
+            adapter = own if position >= chunk.active_from else ""
             page = chunk.pages[position // self.page_tokens]
             cells = self.memory.cells.get(page)
             if not isinstance(cells, dict):
@@ -264,6 +265,7 @@ class FakeRunner:
     def _read(self, chunk: Chunk, position: int, adapter: str) -> int:
         cells = self.memory.cells.get(chunk.pages[position // self.page_tokens])
         cell = cells.get(position % self.page_tokens) if isinstance(cells, dict) else None
+        adapter = adapter if position >= chunk.active_from else ""
         if cell is None or (cell.position, cell.adapter) != (position, adapter):
             raise Corrupted(f"position {position} of sequence {chunk.sequence} holds {cell}")
         return cell.token
