@@ -36,7 +36,7 @@ _SPAN = 8  # tiles of keys in a part when the result must not depend on the batc
 
 
 @triton.jit(
-    do_not_specialize=["stride_table"],
+    do_not_specialize=["stride_table", "splits"],
     do_not_specialize_on_alignment=["page_table_ptr", "context_lens_ptr", "rows_ptr"],
 )
 def _decode_kernel(  # type: ignore[no-untyped-def]
@@ -56,11 +56,12 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     stride_table,
     stride_ot,
     stride_oh,
+    splits,
     G: tl.constexpr,
     D: tl.constexpr,
     PS: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTED: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -70,7 +71,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 ):
     """One part of the keys of one sequence, for the query heads of one key head.
 
-    With several parts, out is float32 [B, SPLITS, QH, D] and lse [B, SPLITS, QH] the base-2
+    With several parts, out is float32 [B, splits, QH, D] and lse [B, splits, QH] the base-2
     logarithm of each part's sum of weights; parts without keys are left unwritten.
     """
     b = tl.program_id(0).to(tl.int64)
@@ -79,7 +80,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     length = tl.load(context_lens_ptr + b)
-    lo, hi = _part(length, tl.program_id(2), WINDOW, SPLITS, SPAN, BLOCK_N)
+    lo, hi = _part(length, tl.program_id(2), splits, WINDOW, SPAN, BLOCK_N)
     if lo < hi:
         row = tl.load(rows_ptr + b).to(tl.int64)
         g = tl.arange(0, BLOCK_G)
@@ -114,10 +115,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             acc = tl.dot(weights.to(CT), v.to(CT), acc * decay[:, None], input_precision="ieee")
             top = peak
         acc = acc / total[:, None]
-        if SPLITS == 1:
+        if not PARTED:
             to = out_ptr + row * stride_ot + head * stride_oh
         else:
-            part = (b * SPLITS + tl.program_id(2)) * tl.num_programs(1) * G
+            part = (b * splits + tl.program_id(2)) * tl.num_programs(1) * G
             to = out_ptr + (part + head) * D
             tl.store(lse_ptr + part + h * G + g, top + tl.log2(total), mask=g < G)
         tl.store(to + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=mine)
@@ -127,8 +128,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 def _part(  # type: ignore[no-untyped-def]
     length,
     part,
+    splits,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -138,7 +139,7 @@ def _part(  # type: ignore[no-untyped-def]
         first = tl.maximum(length - WINDOW, 0) // BLOCK_N
     end = tl.cdiv(length, BLOCK_N)
     if SPAN == 0:
-        span = tl.cdiv(end - first, SPLITS)
+        span = tl.cdiv(end - first, splits)
         lo = first + part * span
     else:
         span = SPAN
@@ -149,19 +150,22 @@ def _part(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _parts_used(  # type: ignore[no-untyped-def]
-    length, WINDOW: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr
+    length, splits, WINDOW: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """How many parts have keys, or could have: the ones after them are empty."""
     end = tl.cdiv(length, BLOCK_N)
     if SPAN == 0:
         if WINDOW > 0:
             end -= tl.maximum(length - WINDOW, 0) // BLOCK_N
-        return tl.cdiv(end, tl.cdiv(end, SPLITS))
+        return tl.cdiv(end, tl.cdiv(end, splits))
     else:
         return tl.cdiv(end, SPAN)
 
 
-@triton.jit(do_not_specialize_on_alignment=["context_lens_ptr", "rows_ptr"])
+@triton.jit(
+    do_not_specialize=["splits"],
+    do_not_specialize_on_alignment=["context_lens_ptr", "rows_ptr"],
+)
 def _combine_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
     lse_ptr,
@@ -170,9 +174,9 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     stride_ot,
     stride_oh,
+    splits,
     D: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -191,12 +195,12 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         top = -1e30
         total = 0.0
         acc = tl.zeros((BLOCK_D,), tl.float32)
-        used_parts = _parts_used(length, WINDOW, SPLITS, SPAN, BLOCK_N)
+        used_parts = _parts_used(length, splits, WINDOW, SPAN, BLOCK_N)
         for start in range(0, used_parts, BLOCK_S):
             part = start + tl.arange(0, BLOCK_S)
-            lo, hi = _part(length, part, WINDOW, SPLITS, SPAN, BLOCK_N)
-            used = (part < SPLITS) & (lo < hi)
-            at = (b * SPLITS + part) * tl.num_programs(1) + head
+            lo, hi = _part(length, part, splits, WINDOW, SPAN, BLOCK_N)
+            used = (part < splits) & (lo < hi)
+            at = (b * splits + part) * tl.num_programs(1) + head
             lse = tl.load(lse_ptr + at, mask=used, other=-1e30)
             mine = used[:, None] & (d < D)[None, :]
             value = tl.load(parts_ptr + at[:, None] * D + d[None, :], mask=mine, other=0.0)
@@ -276,7 +280,7 @@ def _paged_decode_triton(
     tiles = cdiv(capacity * PS, config.columns)
     span = _SPAN if deterministic else 0
     splits = cdiv(tiles, span) if span else decode_splits(B, KVH, tiles, q.device)
-    shape = {"D": D, "WINDOW": window, "SPLITS": splits, "SPAN": span, "BLOCK_N": config.columns}
+    shape = {"D": D, "WINDOW": window, "SPAN": span, "BLOCK_N": config.columns}
     block_d = max(MIN_DOT, next_power_of_2(D))
     parts, lse = out, out
     if splits > 1:
@@ -299,6 +303,8 @@ def _paged_decode_triton(
         page_table.stride(0),
         out.stride(0),
         out.stride(1),
+        splits,
+        PARTED=splits > 1,
         G=QH // KVH,
         PS=PS,
         BLOCK_G=max(config.rows, next_power_of_2(QH // KVH)),
@@ -318,6 +324,7 @@ def _paged_decode_triton(
             out,
             out.stride(0),
             out.stride(1),
+            splits,
             BLOCK_D=block_d,
             BLOCK_S=_PARTS,
             num_warps=4,

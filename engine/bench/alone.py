@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.core import Core, Heard
 from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
-from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit
+from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit, TokenLogprobs
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GREEDY = Sampling(temperature=0.0)
@@ -92,10 +92,12 @@ class Requests:
     """What came of the requests of one run."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
 
     def hear(self, output: Output) -> None:
         self.outputs.setdefault(output.request, []).extend(output.tokens)
+        self.logprobs.setdefault(output.request, []).extend(output.logprobs or ())
         if output.finish is not None:
             if output.error:
                 raise BenchmarkRefused(f"{output.request}: {output.error}")

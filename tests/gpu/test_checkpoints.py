@@ -19,6 +19,7 @@ from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
+NEAR_TIE = 0.05  # nats; twice what log-probabilities were seen to be off by, and some
 SMALL = {"hidden": 256, "inner": 512, "heads": 4, "head_dim": 64, "vocab": 1024, "positions": 2048}
 FAMILIES = {
     "mistral-sliding-window-awq": (
@@ -66,7 +67,7 @@ def test_an_8b_checkpoint_matches_its_dequantised_weights(checkpoint, adapters, 
     assert found["divergence"] <= 1e-3
     assert found["peak"] <= 0.9 * found["total"]
     assert found["compiled"] == 0
-    assert found["greedy as serial"] > 0.8  # batches differ by a pass: near-ties may fall otherwise
+    assert found["widest parting"] <= NEAR_TIE  # batches differ by a pass
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -77,7 +78,7 @@ def test_a_small_model_of_every_kind_matches_its_dequantised_weights(name, tmp_p
     assert found["worst"] <= TOLERANCE
     assert found["divergence"] <= 1e-3
     assert found["compiled"] == 0
-    assert found["as serial"] == 1
+    assert found["unlike serial"] == []
 
 
 @pytest.mark.skipif(not os.environ.get("LORATORIO_TEST_70B"), reason="writes 45 GB to disk")

@@ -7,11 +7,11 @@ Run by the tests beside it, so that no engine meets the memory of another.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,12 +20,24 @@ from engine.bench.correct import Trial, agreement, trial
 from engine.config import EngineConfig
 from engine.core import Heard
 from engine.pages import Kind, Owner
-from engine.protocol import AdapterRef, Sampling, Submit
+from engine.protocol import AdapterRef, Sampling, Submit, TokenLogprobs
 from engine.runner import ModelRunner
 from engine.step import Chunk, StepPlan
 
 MIXED_RANKS = (8, 16, 32, 64)
 LOADED = 128  # sequences
+REQUESTS = 40
+KINDS = (
+    Sampling(temperature=0.0),
+    Sampling(seed=1, temperature=0.9, top_p=0.9, top_k=40),
+    Sampling(seed=2, frequency_penalty=0.5, presence_penalty=0.1, repetition_penalty=1.2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]  # of each token
 
 
 def lone_engine(options: argparse.Namespace) -> LoneEngine:
@@ -76,25 +88,32 @@ def divergence(engine: LoneEngine, found: Trial) -> float:
     return total / at
 
 
-def tokens_of(engine: LoneEngine, refs: Sequence[AdapterRef], *, ahead: bool) -> dict[str, Any]:
-    """Sampled, penalised and greedy requests that end by a stop token or a limit."""
+def answers(engine: LoneEngine, refs: Sequence[AdapterRef], *, ahead: bool) -> dict[int, Answer]:
+    """Of sampled, penalised and greedy requests that end by a stop token or a limit."""
     engine.core._ahead = ahead
-    kinds = (
-        Sampling(temperature=0.0),
-        Sampling(seed=1, temperature=0.9, top_p=0.9, top_k=40),
-        Sampling(seed=2, frequency_penalty=0.5, presence_penalty=0.1, repetition_penalty=1.2),
-    )
-    for i in range(40):
+    for i in range(REQUESTS):
         submit = Submit(
             f"{ahead} {i}", "trial", engine.random_prompt(20 + 7 * i, seed=i), 20 + i % 13,
-            sampling=kinds[i % 3], adapter=refs[i % len(refs)] if refs and i % 4 else None,
-            ignore_eos=True, stop_tokens=list(range(0, 1000, 50)), logprobs=3 if i % 5 else None,
+            sampling=KINDS[i % 3], adapter=refs[i % len(refs)] if refs and i % 4 else None,
+            ignore_eos=True, stop_tokens=list(range(0, 1000, 50)), logprobs=2,
         )  # fmt: skip
         engine.core.inbox.put(Heard(0, submit))
     requests = Requests()
     for _ in engine.passes(requests):
         pass
-    return {name.split()[1]: tokens for name, tokens in requests.outputs.items()}
+    return {
+        int(name.split()[1]): Answer(tokens, requests.logprobs[name])
+        for name, tokens in requests.outputs.items()
+    }
+
+
+def parting(one: Answer, other: Answer) -> float:
+    """Nats between the two likeliest tokens where two answers first differ; 0 when they do not."""
+    for ours, theirs, fact in zip(one.tokens, other.tokens, one.logprobs, strict=False):
+        if ours != theirs:
+            (_, first), (_, second) = fact.top[:2]
+            return first - second
+    return 0.0 if len(one.tokens) == len(other.tokens) else math.inf
 
 
 def report(engine: LoneEngine, options: argparse.Namespace) -> dict[str, object]:
@@ -103,12 +122,10 @@ def report(engine: LoneEngine, options: argparse.Namespace) -> dict[str, object]
         "peak": full_load_peak(engine, refs),
         "total": torch.cuda.mem_get_info()[1],
     }
-    serial, ahead = (tokens_of(engine, refs, ahead=each) for each in (False, True))
-    same = {int(name): ahead[name] == serial[name] for name in serial}
-    greedy = [same[i] for i in same if i % 3 == 0]
-    found["unlike serial"] = sorted(i for i in same if not same[i])
-    found["as serial"] = sum(same.values()) / len(same)
-    found["greedy as serial"] = sum(greedy) / len(greedy)
+    serial, ahead = (answers(engine, refs, ahead=each) for each in (False, True))
+    found["unlike serial"] = [i for i in range(REQUESTS) if serial[i].tokens != ahead[i].tokens]
+    greedy = range(0, REQUESTS, len(KINDS))
+    found["widest parting"] = max(parting(serial[i], ahead[i]) for i in greedy)
     found["compiled"] = engine.built.compiled()
     tried = trial(engine, options.checkpoint, [None, *refs, None])
     agreed = agreement(tried)

@@ -136,16 +136,16 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
 
     signature = attention_signature(dtype, ("page_table_ptr", "context_lens_ptr", "rows_ptr"))
     part = dtype if splits == 1 else "fp32"
-    signature |= {"out_ptr": f"*{part}", "lse_ptr": f"*{part}"}
+    signature |= {"out_ptr": f"*{part}", "lse_ptr": f"*{part}", "splits": "i32"}
     shape = {
         "D": head_dim,
         "WINDOW": 0,
-        "SPLITS": splits,
         "SPAN": span,
         "BLOCK_N": 64,
         "CHAINED": True,
     }
     constants = shape | {"G": 4, "PS": page, "BLOCK_G": 16, "BLOCK_D": head_dim}
+    constants["PARTED"] = splits > 1
     constants["CT"] = TYPES[dtype]
     kernel = compile_kernel(_decode_kernel, signature, constants, aligned=ATTENTION_STRIDES)
     check(kernel, registers=168)  # three programs per multiprocessor
@@ -154,7 +154,7 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
     if splits > 1:
         signature = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "context_lens_ptr": "*i32"}
         signature |= {"rows_ptr": "*i32", "out_ptr": f"*{dtype}"}
-        signature |= {"stride_ot": "i32", "stride_oh": "i32"}
+        signature |= {"stride_ot": "i32", "stride_oh": "i32", "splits": "i32"}
         constants = shape | {"BLOCK_D": head_dim, "BLOCK_S": 16}
         kernel = compile_kernel(_combine_kernel, signature, constants)
         check(kernel, registers=64)
