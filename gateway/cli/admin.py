@@ -3,27 +3,76 @@
 They write the database directly; running gateways see every change within a second. Answers go to
 standard output as a table, or as JSON with ``--json``. What is wrong is said in one line on
 standard error, with exit code 1 (2 for wrong usage).
+
+Most of a short command's time would be the import of all the others' modules, so a module is
+imported when its command is asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from gateway.cli import adapters, apply, credits, keys, tenants, usage
-from gateway.cli.desk import Commands
-
-GROUPS: dict[str, tuple[Callable[[Commands], None], str]] = {
-    "tenant": (tenants.add, "create, list and revoke tenants"),
-    "key": (keys.add, "create, list and revoke API keys"),
-    "adapter": (adapters.add, "create, list and revoke a tenant's adapters"),
-    "credit": (credits.add, "grant and list credit that was paid in advance"),
-    "price": (usage.add_prices, "set, list and correct prices"),
-    "period": (usage.add_periods, "close and list billing months"),
-}
+if TYPE_CHECKING:
+    from gateway.cli.desk import Commands
 
 
-def add_commands(subparsers: Commands) -> None:
-    """Each sets ``run``, a function of the parsed arguments that returns the exit code."""
-    for name, (add, text) in GROUPS.items():
-        parser = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
-        add(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
-    usage.add_usage(subparsers)
-    apply.add(subparsers)
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Commands that one function of a module adds."""
+
+    module: str
+    function: str
+    helps: dict[str, str]  # by command
+    group: bool = False  # it has commands of its own, and they are what the function adds
+
+    def add(self, subparsers: "Commands") -> None:
+        add = getattr(import_module(f"gateway.cli.{self.module}"), self.function)
+        if not self.group:
+            add(subparsers)
+            return
+        for name, text in self.helps.items():
+            parser = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+            add(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
+
+    def list(self, subparsers: "Commands") -> None:
+        for name, text in self.helps.items():
+            subparsers.add_parser(name, help=text, add_help=False)
+
+
+def _group(name: str, module: str, text: str, function: str = "add") -> Family:
+    return Family(module, function, {name: text}, group=True)
+
+
+def _families() -> Iterable[Family]:
+    return (
+        _group("tenant", "tenants", "create, list and revoke tenants"),
+        _group("key", "keys", "create, list and revoke API keys"),
+        _group("adapter", "adapters", "create, list and revoke a tenant's adapters"),
+        _group("credit", "credits", "grant and list credit that was paid in advance"),
+        _group("price", "usage", "set, list and correct prices", "add_prices"),
+        _group("period", "usage", "close and list billing months", "add_periods"),
+        Family(
+            "usage",
+            "add_usage",
+            {
+                "usage": "what a tenant used, by model",
+                "settle": "bring a stopped gateway's log into the database",
+                "reconcile": "prove that ledger, roll-ups and engines agree",
+            },
+        ),
+        Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
+        Family("prepare", "add_prepare", {"prepare": "migrate the database, note the base model"}),
+    )
+
+
+def add_commands(subparsers: "Commands", chosen: str | None = None) -> None:
+    """Each sets ``run``, a function of the parsed arguments that returns the exit code.
+
+    Where one is ``chosen``, of the others only name and help are added.
+    """
+    for family in _families():
+        if chosen is None or chosen in family.helps:
+            family.add(subparsers)
+        else:
+            family.list(subparsers)

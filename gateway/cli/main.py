@@ -10,8 +10,6 @@ from typing import NoReturn
 from gateway.cli import admin
 from gateway.cli.console import Console
 from gateway.cli.flags import FlagsInvalid, add_serve, read_serve
-from gateway.cli.prepare import add_prepare
-from gateway.cli.serve import serve
 
 DESCRIPTION = "One 4-bit base model, very many LoRA adapters, many tenants, one batch."
 
@@ -37,13 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in HANDED_ON:
         before, _help = HANDED_ON[given[0]]
         hand_on([*before, *given[1:]])
-    parsed = build_parser().parse_args(given)
+    parsed = build_parser(given[0] if given else "").parse_args(given)
     parsed.process_environment = os.environ
     outcome: int = parsed.run(parsed)
     return outcome
 
 
-def build_parser() -> Parser:
+def build_parser(chosen: str | None = None) -> Parser:
+    """Of the operator's commands other than the ``chosen`` one, it knows names and help alone."""
     parser = Parser(prog="loratorio", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"loratorio {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -55,14 +54,15 @@ def build_parser() -> Parser:
     )
     add_serve(served)
     served.set_defaults(run=_serve)
-    admin.add_commands(commands)
-    add_prepare(commands)
+    admin.add_commands(commands, chosen)
     for name, (_before, text) in HANDED_ON.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from gateway.cli.serve import serve  # what it imports, other commands need not wait for
+
     console = Console()
     try:
         options = read_serve(arguments)

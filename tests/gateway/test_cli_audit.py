@@ -18,7 +18,8 @@ READ_ONLY = {
     "tenant list", "key list", "adapter list", "credit list", "price list", "period list", "usage",
     "reconcile",
 }  # fmt: skip
-ELSEWHERE = {"adapter push", "apply", "settle"}  # through the API; its own notes; the log's own
+# Through the API; its own notes; no tenant's; the log's own
+ELSEWHERE = {"adapter push", "apply", "prepare", "settle"}
 
 
 def commands() -> set[str]:
