@@ -45,7 +45,7 @@ from kernels.segments import SEGMENT_TILES
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
 MASK_THREADS = 8
-RESERVED_ROWS = 512  # of the adapter table, before graphs are captured over it
+RESERVED_ROWS = 2048  # of the adapter table, before graphs are captured over it
 ADAPTER_CACHE = "adapter-cache"  # in the data directory: copies of what is stored elsewhere
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from adapters.base_spec import BaseSpec
 from adapters.pack import Factor, PackedAdapter
 from engine.adapter_layout import LaidOut
 from engine.adapter_memory import AdapterMemory
+from engine.bench.poured import PouredHost
 from engine.built import Built
 from engine.composition import build_runner
 from engine.config import EngineConfig
@@ -105,16 +106,22 @@ class Requests:
 
 
 class LoneEngine:
-    """Belongs to one thread."""
+    """Belongs to one thread. ``pour``: adapters that host memory has room for, made in a moment
+    (``PouredHost``); without it they are made one by one, and all are kept."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, pour: int | None = None) -> None:
         built = build_runner(config)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         base = BaseSpec.from_checkpoint(config.model)
         dtype = getattr(torch, built.base.dtype)
         self._made = MadeAdapters(base, dtype, self.device)
-        assert isinstance(built.memory, AdapterMemory)
-        self._host = MadeHost(self._made, built.memory.lay_out)
+        memory = built.memory
+        assert isinstance(memory, AdapterMemory)
+        self._host: MadeHost | PouredHost = (
+            MadeHost(self._made, memory.lay_out)
+            if pour is None
+            else PouredHost(lambda name: memory.lay_out(self._made.packed(name)), pour)
+        )
         self.built: Built[LaidOut] = replace(built, adapters=self._host)
         self.core = Core(
             config,

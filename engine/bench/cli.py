@@ -5,7 +5,8 @@
     linear, lora, attention    one layer's operations
     all                        decode to attention but held, one after the other
     serve                      a running server over HTTP, from this machine
-    fairness, churn, prefix    what tenants and adapters do to each other, an engine alone
+    fairness, churn, prefix,
+    batching                   what tenants and adapters do to each other, an engine alone
     waste                      the empty end of a sequence's last page, by page size
 
 All but the last two show ours, the best stored peer on the same device, the floor from bytes and
@@ -26,7 +27,7 @@ ENGINE = ("decode", "prefill", "mixed", "held")
 OPERATIONS = ("linear", "lora", "attention")
 ALL = (*ENGINE[:3], *OPERATIONS)
 ALONE = (*ENGINE, *OPERATIONS, "all")
-TENANTS = ("fairness", "churn", "prefix")
+TENANTS = ("fairness", "churn", "prefix", "batching")
 OTHERS = ("serve", "waste", *TENANTS)
 
 

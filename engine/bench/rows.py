@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 KEY = "--api-key"
+Found = tuple[str, float, str]  # metric, value, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

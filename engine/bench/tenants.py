@@ -1,45 +1,70 @@
-"""``loratorio bench fairness|churn|prefix``: what tenants and adapters do to each other.
+"""``loratorio bench fairness|churn|prefix|batching``: what tenants and adapters do to each other.
 
-    fairness   one tenant floods at 10 times its share: what others notice, and the throughput
-    churn      more adapters than fit at once: what moving them costs those who run
+    fairness   one tenant floods at 10 times its share, and a very long prompt enters: what others
+               notice, and the throughput
+    churn      more adapters than were ever seen at once: what moving them costs those who run, and
+               an alias that switches under load
     prefix     many prompts with one beginning: what is not computed, and the pages it takes
+    batching   continuous batching beside static batches
 
-An engine alone, without sockets: a random checkpoint of ``--shape`` (``tiny`` is made in seconds),
-or ``--model DIR``. ``--simulate cpu|gpu`` needs no torch and takes no real time; fairness only.
+Several may be named: they share one engine. It is one without sockets, of a random checkpoint of
+``--shape`` (``tiny`` is made in seconds) or of ``--model DIR``. Each bench writes its results when
+it is done. ``--simulate cpu|gpu`` needs no torch and takes no real time; the flood only.
 """
 
 import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.bench.flood import Scene, flood
-from engine.bench.rows import Report, Row
+from engine.bench.rows import Found, Report, Row
 from engine.bench.shapes import FORMATS, SHAPES
 from engine.bench.simulated import CPU, GPU, SimulatedEngine
 from engine.bench.traffic import Player
 from engine.config import EngineConfig
 from engine.fairness import Fairness
-from engine.flags import Parser, count
+from engine.flags import Parser, amount, count
+
+if TYPE_CHECKING:
+    from engine.bench.tenants_alone import Alone
 
 TARGET_S = 0.025  # of a simulated GPU's pass, as the engine's own default
-BENCHES = ("fairness", "churn", "prefix")
+BENCHES = ("fairness", "churn", "prefix", "batching")
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when a benchmark was refused."""
     options = _parser().parse_args(argv)
-    if options.simulate and options.bench != "fairness":
-        _parser().error("--simulate: only fairness can be simulated")
+    if options.simulate:
+        if options.bench != ["fairness"]:
+            _parser().error("--simulate: only fairness can be simulated")
+        return _report(options, argv, "fairness", partial(_simulated, options))
+    from engine.bench.tenants_alone import Alone
+
+    alone = Alone(options)
+    benches = dict.fromkeys(options.bench)  # each once
+    return max(_report(options, argv, bench, partial(_real, alone, bench)) for bench in benches)
+
+
+def _report(
+    options: argparse.Namespace,
+    argv: Sequence[str],
+    bench: str,
+    measure: Callable[[], tuple[str, list[Row]]],
+) -> int:
+    """Measure, print and write one; 1 when it was refused."""
     try:
-        device, rows = _simulated(options) if options.simulate else _real(options)
+        device, rows = measure()
     except RuntimeError as refusal:
-        print(f"{options.bench} not reported: {refusal}", file=sys.stderr)
+        print(f"{bench} not reported: {refusal}", file=sys.stderr, flush=True)
         return 1
     report = Report(device, rows, list(argv), options.commit)
     print(report.table())
-    print(report.write(options.out, f"{options.bench}-{rows[0].model}", {}))
+    print(report.write(options.out, f"{bench}-{rows[0].model}", {}), flush=True)
     return 0
 
 
@@ -56,16 +81,28 @@ def _simulated(options: argparse.Namespace) -> tuple[str, list[Row]]:
         )  # fmt: skip
         return Player(of.core, clock=of.clock, sleep=of.clock.sleep)
 
-    return f"simulated {costs.name}", fairness_rows(player, _scene(options), options, "simulated")
+    figures = flood_figures(player, _scene(options), options)
+    return f"simulated {costs.name}", rows(options, "fairness", "simulated", figures)
 
 
-def _real(options: argparse.Namespace) -> tuple[str, list[Row]]:
-    from engine.bench.tenants_alone import Alone
+def _real(alone: "Alone", bench: str) -> tuple[str, list[Row]]:
+    from engine.bench.batching import Batching
+    from engine.bench.churn import Churn
+    from engine.bench.entering import Entering
+    from engine.bench.shared_prefix import SharedPrefix
+    from engine.bench.switches import Switches
 
-    alone = Alone(options)
-    if options.bench == "fairness":
-        return alone.device, fairness_rows(alone.player, _scene(options), options, alone.model)
-    return alone.device, alone.churn() if options.bench == "churn" else alone.prefix()
+    options, figures = alone.options, list[Found]()
+    if bench == "fairness":
+        figures += Entering(alone).figures()
+        figures += flood_figures(alone.player, _scene(options), options)
+    elif bench == "churn":
+        figures += [*Churn(alone).figures(), *Switches(alone).figures()]
+    elif bench == "prefix":
+        figures += SharedPrefix(alone).figures()
+    else:
+        figures += Batching(alone).figures()
+    return alone.device, rows(options, bench, alone.model, figures)
 
 
 def _scene(options: argparse.Namespace) -> Scene:
@@ -75,14 +112,14 @@ def _scene(options: argparse.Namespace) -> Scene:
     )  # fmt: skip
 
 
-def fairness_rows(
-    player: Callable[[], Player], scene: Scene, options: argparse.Namespace, model: str
-) -> list[Row]:
+def flood_figures(
+    player: Callable[[], Player], scene: Scene, options: argparse.Namespace
+) -> list[Found]:
     found = flood(player, scene)
     bound = Fairness(EngineConfig(model="").fairness_quantum).gap_bound(
         options.max_num_seqs, longest_prompt=scene.prompt
     )
-    figures = [
+    return [
         ("capacity", found.capacity, "requests/s"),
         ("others alone: P95 to first token", 1000 * found.alone_s, "ms"),
         ("others beside a flood: P95 to first token", 1000 * found.flooded_s, "ms"),
@@ -92,17 +129,19 @@ def fairness_rows(
         ("throughput of first come first served (at least 0.95)", found.throughput, "share"),
         ("bound of the gap in service of two who always wait", bound, "cost"),
     ]
-    return [made(options, "fairness", model, *figure) for figure in figures]
 
 
-def made(
-    options: argparse.Namespace, bench: str, model: str, metric: str, value: float, unit: str
-) -> Row:
-    return Row(
-        bench=bench, model=model, format=options.format, rank=options.rank,
-        batch=options.max_num_seqs, adapters=options.adapters if bench == "churn" else 0,
-        context=options.input_len, metric=metric, value=value, unit=unit,
-    )  # fmt: skip
+def rows(
+    options: argparse.Namespace, bench: str, model: str, figures: Sequence[Found]
+) -> list[Row]:
+    return [
+        Row(
+            bench=bench, model=model, format=options.format, rank=options.rank,
+            batch=options.max_num_seqs, adapters=options.adapters if bench == "churn" else 0,
+            context=options.input_len, metric=metric, value=value, unit=unit,
+        )
+        for metric, value, unit in figures
+    ]  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="loratorio bench", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("bench", nargs="+", choices=BENCHES)
     parser.add_argument("--simulate", choices=("cpu", "gpu"))
     parser.add_argument("--model", type=Path, metavar="DIR", help="instead of a random checkpoint")
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
@@ -125,7 +164,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=count, default=16)
     parser.add_argument("--input-len", type=count, default=64, metavar="TOKENS")
     parser.add_argument("--output-len", type=count, default=64, metavar="TOKENS")
-    parser.add_argument("--seconds", type=count, default=60)
+    parser.add_argument("--seconds", type=count, default=60, help="each of the flood's four runs")
+    parser.add_argument(
+        "--long-len", type=count, default=32_768, metavar="TOKENS", help="of the prompt that enters"
+    )
+    parser.add_argument("--prefix-len", type=count, default=2048, metavar="TOKENS")
+    parser.add_argument("--switches", type=count, default=100, metavar="N", help="of an alias")
+    parser.add_argument("--switch-seconds", type=amount, default=20.0, metavar="SECONDS")
+    parser.add_argument(
+        "--rate",
+        type=count,
+        default=200,
+        metavar="N",
+        help="requests a second while the alias switches",
+    )
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.90, metavar="SHARE")
     parser.add_argument("--rounds", type=count, default=20, metavar="N", help="prompts of prefix")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")

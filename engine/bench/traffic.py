@@ -33,6 +33,8 @@ class Seen:
     tokens: int = 0
     ended: bool = False
     refused: str = ""
+    answer: list[int] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)  # when, since the token before
 
     @property
     def to_first_token_s(self) -> float | None:
@@ -48,6 +50,10 @@ class Played:
     def rate(self, since_s: float) -> float:
         """Tokens a second from then on."""
         return sum(n for at, n in self.tokens if at >= since_s) / (self.seconds - since_s)
+
+    def gaps(self, tenant: str, since_s: float = 0.0) -> list[float]:
+        """Seconds between one's tokens, of all its requests."""
+        return [gap for one in self.of([tenant]) for at, gap in one.gaps if at >= since_s]
 
     def of(self, tenants: Iterable[str]) -> list[Seen]:
         chosen = set(tenants)
@@ -95,15 +101,16 @@ class Player:
         wanted: Sequence[Arrival],
         *,
         until_s: float | None = None,
+        until: Callable[[Played], bool] = lambda played: False,
         each: Callable[[], None] = lambda: None,
     ) -> Played:
-        """``until_s``: stop there, and cancel what is open; else when everything has ended.
-        ``each``: called after every pass."""
+        """``until_s`` or ``until``: stop there, and cancel what is open; else when everything has
+        ended. ``each``: called after every pass."""
         played, began, coming = Played([Seen(one) for one in wanted]), self._clock(), 0
         names: dict[str, Seen] = {}
         while coming < len(wanted) or self._core.book:
             now = self._clock() - began
-            if until_s is not None and now >= until_s:
+            if (until_s is not None and now >= until_s) or until(played):
                 break
             while coming < len(wanted) and wanted[coming].at_s <= now:
                 names[self._submit(wanted[coming])] = played.seen[coming]
@@ -138,6 +145,9 @@ class Player:
                         seen = names[output.request]
                         came += len(output.tokens)
                         seen.tokens += len(output.tokens)
+                        seen.answer += output.tokens
+                        if seen.last_s is not None and output.tokens:
+                            seen.gaps.append((now, now - seen.last_s))
                         seen.last_s = now
                         seen.first_s = now if seen.first_s is None else seen.first_s
                         seen.ended |= output.finish is not None

@@ -1,11 +1,14 @@
-"""``loratorio bench fairness|churn|prefix`` on a model of two layers, and in simulated time."""
+"""``loratorio bench`` of what tenants do to each other, on two layers and in simulated time."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from engine.bench.alone import LoneEngine, adapter_ref
 from engine.bench.cli import main
+from engine.config import EngineConfig
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
 SHAPE = Shape(hidden=128, inner=160, heads=4, kv_heads=2, head_dim=32, layers=2, vocab=256)
@@ -52,12 +55,49 @@ def test_three_prompts_with_one_beginning_hold_28_pages(model: str, tmp_path: Pa
 
 
 def test_churn_loads_each_adapter_once_where_all_fit(model: str, tmp_path: Path) -> None:
-    flags = ["--model", model, "--adapters", "5", "--rank", "4", "--input-len", "8"]
-    flags += ["--output-len", "3", "--max-num-seqs", "4", "--pool-bytes", str(100 << 16)]
+    flags = ["--model", model, "--adapters", "3", "--rank", "4", "--input-len", "8"]
+    flags += ["--output-len", "3", "--max-num-seqs", "4", "--pool-bytes", str(200 << 16)]
+    flags += ["--switches", "3", "--switch-seconds", "0.5", "--rate", "24"]
     assert main(["churn", *flags, "--out", str(tmp_path)]) == 0
     found = figures(tmp_path)
-    assert (found["loads, first time"], found["loads, second time"]) == (5, 0)
-    assert found["adapters in the pool"] == 5
+    assert (found["loads, first time"], found["loads, second time"]) == (3, 0)
+    assert found["adapters in the pool"] == 3
+    assert found["others while cold adapters come: P99 between tokens"] > 0
+    assert found["requests that failed (limit 0)"] == 0
+    assert found["answers of the version they name"] == 16  # 4 of each of 4 versions
+    assert found["answers of another version (limit 0)"] == 0
+    assert found["pages of retired versions (limit 0)"] == 0
+
+
+def test_benches_that_are_named_together_share_an_engine(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", model, "--input-len", "8", "--output-len", "2", "--max-num-seqs", "2"]
+    flags += ["--seconds", "1", "--long-len", "100", "--pool-bytes", str(200 << 16)]
+    assert main(["batching", "fairness", *flags, "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.count("starting the engine") == 1
+    rows = {file.name: json.loads(file.read_text()) for file in tmp_path.rglob("*.json")}
+    metrics = {row["metric"]: row["value"] for found in rows.values() for row in found}
+    assert len(rows) == 2
+    assert metrics["continuous batching beside static batches"] > 0
+    assert metrics["tokens of the long prompt"] == 100
+    assert metrics["others while it enters: P99 between tokens (limit 30)"] > 0
+    assert metrics["long prompt beside others"] > 0
+
+
+def test_adapters_that_are_poured_differ_and_come_out_alike_again(model: str) -> None:
+    engine = LoneEngine(EngineConfig(model=model, max_num_seqs=2, pool_bytes=200 << 16), pour=2)
+    refs = [adapter_ref(number, 4) for number in range(3)]
+
+    def hosts() -> list[torch.Tensor]:
+        engine.fetch(refs[:2])
+        return [engine._host.poll(ref.digest).host.clone() for ref in refs[:2]]
+
+    first = hosts()
+    assert not torch.equal(*first)
+    engine.fetch(refs[2:])
+    assert not engine._host.holds(refs[0].digest)  # there is room for two
+    assert all(map(torch.equal, first, hosts()))
 
 
 def test_what_cannot_be_simulated_is_said(capsys: pytest.CaptureFixture[str]) -> None:
