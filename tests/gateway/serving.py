@@ -298,13 +298,13 @@ async def _stop_at_once(listener: Listener, task: asyncio.Task[None]) -> None:
 _numbers = itertools.count()
 
 
-async def raw(port: int, request: bytes, *, read: int = -1) -> bytes:
+async def raw(port: int, request: bytes, *, read: int = -1, within_s: float = 5) -> bytes:
     """Bytes out, bytes in, on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
         await writer.drain()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(within_s):
             return await reader.read(read)
     finally:
         writer.close()
@@ -336,9 +336,9 @@ class Got:
         return self.json["error"]
 
 
-async def ask(port: int, request: bytes) -> Got:
+async def ask(port: int, request: bytes, *, within_s: float = 5) -> Got:
     """Send and parse; chunked bodies are joined."""
-    head, _, body = (await raw(port, request)).partition(b"\r\n\r\n")
+    head, _, body = (await raw(port, request, within_s=within_s)).partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (s.partition(":") for s in lines)}
     if headers.get("transfer-encoding") == "chunked":
