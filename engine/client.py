@@ -71,8 +71,8 @@ class Stream:
     def __init__(self, client: "EngineClient", submit: Submit) -> None:
         self.submit = submit
         self._client = client
-        self._arrived: deque[Output] = deque()
-        self._news = asyncio.Event()
+        self._arrived: list[Output] = []
+        self._news: asyncio.Future[None] | None = None  # somebody waits for more
         self._settled = asyncio.Event()
         self._failure: EngineLost | RequestRefused | None = None
         self._ended: set[int] = set()
@@ -99,31 +99,31 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
-        while not self._arrived:
-            if self._failure:
-                raise self._failure
-            if self._settled.is_set():
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._arrived.popleft()
+        if not self._arrived and not await self._more():
+            raise StopAsyncIteration
+        return self._arrived.pop(0)
 
     async def batch(self) -> list[Output]:
         """Everything that arrived since the last call, waiting for the first; empty at the end."""
-        while not self._arrived:
-            if self._failure:
-                raise self._failure
-            if self._settled.is_set():
-                return []
-            self._news.clear()
-            await self._news.wait()
+        if not self._arrived:
+            await self._more()
         return self.take()
 
     def take(self) -> list[Output]:
         """What has arrived and was not read, without waiting."""
-        outputs = list(self._arrived)
-        self._arrived.clear()
+        outputs, self._arrived = self._arrived, []
         return outputs
+
+    async def _more(self) -> bool:
+        """Wait until something has arrived; False: nothing will."""
+        while not self._arrived:
+            if self._failure:
+                raise self._failure
+            if self._settled.is_set():
+                return False
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        return True
 
     @property
     def finished(self) -> bool:
@@ -154,14 +154,19 @@ class Stream:
             self._count(output.usage)
             if len(self._ended) == self.submit.n:
                 self._settled.set()
-        self._news.set()
+        self._wake()
 
     def fail(self, failure: EngineLost | RequestRefused) -> None:
         """Called by the client when nothing more will arrive."""
         if not self._settled.is_set():
             self._failure = failure
         self._settled.set()
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
 
     def _count(self, usage: Usage | None) -> None:
         if usage is not None:  # prompt and cache counts are the request's, not the choice's
@@ -351,7 +356,7 @@ class EngineClient:
     def _deliver(self, output: Output) -> None:
         if stream := self._streams.get(output.request):
             stream.deliver(output)
-            if stream.finished:
+            if output.finish is not None and stream.finished:
                 del self._streams[output.request]
 
     def _lose(self, reason: str) -> None:

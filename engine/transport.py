@@ -15,6 +15,8 @@ import msgspec
 In = TypeVar("In")
 Out = TypeVar("Out")
 MAX_FRAME = 16 << 20  # bytes; a 128k-token prompt is well under 1 MiB
+HEADER_BYTES = 4
+READ_BYTES = 256 << 10
 
 
 class ConnectionLost(Exception):
@@ -34,6 +36,8 @@ class Connection(Generic[In, Out]):
         self._reader, self._writer = reader, writer
         self._decode = msgspec.msgpack.Decoder(incoming).decode
         self._encode = msgspec.msgpack.Encoder().encode
+        self._arrived = bytearray()  # what was read; the next frame begins at ``_taken``
+        self._taken = 0
 
     def write(self, *messages: Out) -> int:
         """Queue frames without waiting; returns the bytes the peer has yet to take."""
@@ -61,14 +65,35 @@ class Connection(Generic[In, Out]):
             raise ConnectionLost(str(error)) from error
 
     async def receive(self) -> In:
+        """Frames that arrived together cost one wait, and one look at the socket."""
         try:
-            size = int.from_bytes(await self._reader.readexactly(4), "little")
-            if size > MAX_FRAME:
-                raise ConnectionLost(f"frame of {size} bytes exceeds {MAX_FRAME}")
-            message: In = self._decode(await self._reader.readexactly(size))
+            while (message := self.arrived()) is None:
+                data = await self._reader.read(READ_BYTES)
+                if not data:
+                    raise ConnectionLost("the peer closed the connection")
+                del self._arrived[: self._taken]
+                self._arrived += data
+                self._taken = 0
             return message
-        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError) as error:
-            raise ConnectionLost(str(error) or "the peer closed the connection") from error
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def arrived(self) -> In | None:
+        """The next message, if all of it is here. Raises ConnectionLost."""
+        start = self._taken + HEADER_BYTES
+        size = int.from_bytes(self._arrived[self._taken : start], "little")
+        if size > MAX_FRAME:
+            raise ConnectionLost(f"frame of {size} bytes exceeds {MAX_FRAME}")
+        end = start + size
+        if end > len(self._arrived) or start > len(self._arrived):
+            return None
+        try:
+            with memoryview(self._arrived) as whole:
+                message: In = self._decode(whole[start:end])
+        except msgspec.DecodeError as error:
+            raise ConnectionLost(str(error)) from error
+        self._taken = end
+        return message
 
     def end(self) -> None:
         """Close once the peer has taken what was written; do not wait for that."""

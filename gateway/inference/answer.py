@@ -76,6 +76,7 @@ class Answer:
 
     def __init__(self, order: Order, tokenizer: Tokenizer) -> None:
         self._order = order
+        self._score_only = order.score_only
         self._tokenizer = tokenizer
         options = order.options
         stops = StopStrings(options.stop) if options.stop else None
@@ -94,12 +95,13 @@ class Answer:
             for position in range(len(order.prompts))
             for index in range(options.candidates)
         ]
+        self._open = len(self.choices)  # without a finish reason
         self._unechoed = set(range(len(order.prompts))) if order.echoes else set()
 
     @property
     def complete(self) -> bool:
         """Every choice has a finish reason: nothing more is to be shown."""
-        return all(choice.finish is not None for choice in self.choices)
+        return self._open == 0
 
     def feed(self, position: int, outputs: Sequence[Output]) -> list[tuple[int, Delta]]:
         """What the choices of one prompt gained. Raises GatewayError where one failed."""
@@ -107,28 +109,37 @@ class Answer:
         if position in self._unechoed:
             known = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), ())
             gained += self._echo(position, known)
+        first = position * self._order.options.candidates
         for output in outputs:
-            if failure := _failure(output):
+            if output.finish is not None and (failure := _failure(output)):
                 self.count(position, (output,))
                 raise failure
-            index = position * self._order.options.candidates + output.index
-            delta = self._shortened(self.choices[index].feed(output))
+            delta = self._shortened(self._fed(first + output.index, output))
             delta.embedding = output.embedding
-            gained.append((index, delta))
+            gained.append((first + output.index, delta))
         return gained
 
     def cut(self, why: dict[str, str]) -> list[tuple[int, Delta]]:
         """End what has not ended."""
-        return [
+        ended = [
             (index, choice.cut(why))
             for index, choice in enumerate(self.choices)
             if choice.finish is None
         ]
+        self._open = 0
+        return ended
 
     def count(self, position: int, outputs: Iterable[Output]) -> None:
         """Take the counts of outputs that nobody will be shown."""
         for output in outputs:
-            self.choices[position * self._order.options.candidates + output.index].feed(output)
+            self._fed(position * self._order.options.candidates + output.index, output)
+
+    def _fed(self, index: int, output: Output) -> Delta:
+        choice = self.choices[index]
+        was_open = choice.finish is None
+        delta = choice.feed(output)
+        self._open -= was_open and choice.finish is not None
+        return delta
 
     def best(self, written: Sequence[Written]) -> list[Written]:
         """The ``n`` choices of each prompt whose tokens were likeliest, the likeliest first."""
@@ -152,7 +163,7 @@ class Answer:
             elif any(choice.completion_tokens for choice in choices):
                 prompt += len(tokens)
         generated = sum(choice.completion_tokens for choice in self.choices)
-        return Counts(prompt, cached, 0 if self._order.score_only else generated)
+        return Counts(prompt, cached, 0 if self._score_only else generated)
 
     @property
     def finish(self) -> str | None:
@@ -165,7 +176,7 @@ class Answer:
     def _shortened(self, delta: Delta) -> Delta:
         """``max_tokens`` of 0 asks for the echo, or a vector, alone; the engine made one token all
         the same."""
-        return Delta(finish=delta.finish) if self._order.score_only else delta
+        return Delta(finish=delta.finish) if self._score_only else delta
 
     def _echo(self, position: int, known: Sequence[TokenLogprobs]) -> list[tuple[int, Delta]]:
         self._unechoed.discard(position)

@@ -145,7 +145,7 @@ class Choice:
     def _delta(self, text: str) -> Delta:
         """Log-probabilities go with the text of their token, so a stop string cuts both."""
         self._shown += len(text)
-        delta = Delta(text, self._due(), self.finish)
+        delta = Delta(text, self._due() if self._chances else [], self.finish)
         if self._tokens and (text or self.finish):
             delta.tokens, self._tokens = self._tokens, []
         return delta if self._reader is None else self._read(delta, self._reader)
@@ -162,8 +162,6 @@ class Choice:
 
     def _due(self) -> list[TokenChance]:
         """Log-probabilities whose tokens' text is out."""
-        if not self._chances:
-            return []
         cut = self._search is not None and self._search.found
         ended = self.finish is not None and not cut
         due = [c for c in self._chances if ended or c.offset < self._shown]

@@ -62,8 +62,11 @@ class Generation:
                     outputs = await stream.batch()
                     while outputs:
                         yield position, outputs
-                        if self._purse is not None and await self._paid_up(
-                            stream, position, outputs
+                        if (
+                            (purse := self._purse) is not None
+                            and not stream.finished
+                            and purse.wants(position, outputs)
+                            and not await _paid(purse, stream, position)
                         ):
                             return
                         outputs = await stream.batch()
@@ -78,16 +81,6 @@ class Generation:
                     retry_after=RETRY_SECONDS,
                 ) from lost
 
-    async def _paid_up(self, stream: Stream, position: int, outputs: list[Output]) -> bool:
-        """Pay for what comes next. True: there is no more money, and nothing more comes."""
-        assert self._purse is not None
-        if stream.finished:
-            return False
-        total = await self._purse.watch(position, outputs)
-        if total is not None:
-            stream.grant(total)
-        return self._purse.ended(position)
-
     def _place(self, submit: Submit, tried: list[Member]) -> Member:
         digest = submit.adapter.digest if submit.adapter else None
         return self._fleet.choose(digest, tried=tried)
@@ -95,6 +88,14 @@ class Generation:
     def _name(self, member: Member, position: int) -> None:
         if position == 0 and (welcome := member.welcome):
             self.engine, self.boot = welcome.engine, welcome.boot
+
+
+async def _paid(purse: Purse, stream: Stream, position: int) -> bool:
+    """Pay for what comes next. False: there is no more money, and nothing more comes."""
+    total = await purse.pay(position)
+    if total is not None:
+        stream.grant(total)
+    return not purse.ended(position)
 
 
 async def _stop(stream: Stream) -> None:

@@ -28,6 +28,7 @@ class Purse:
         share, rest = divmod(paid, prompts)
         self._granted = [share + (position < rest) for position in range(prompts)]
         self._spent = [0] * prompts
+        self._wanted = [0] * prompts  # as engines asked last
         self._refused = [False] * prompts  # the engine knows that no more comes
         self.why: More | None = None  # once an answer had to end
 
@@ -35,20 +36,27 @@ class Purse:
         """Output tokens that this prompt's choices may generate so far."""
         return self._granted[position]
 
-    async def watch(self, position: int, outputs: Sequence[Output]) -> int | None:
-        """Call with all that arrives. Returns the new total to grant, if there is one.
+    def wants(self, position: int, outputs: Sequence[Output]) -> bool:
+        """Call with all that arrives. True: ``pay``, for more is needed soon."""
+        wanted, spent = 0, self._spent[position]
+        for output in outputs:
+            spent += len(output.tokens) + (output.stop_token is not None)
+            if output.wants is not None:
+                wanted = max(wanted, output.wants)
+        self._spent[position], self._wanted[position] = spent, wanted
+        granted = self._granted[position]
+        if granted >= self._most:
+            return False
+        return spent >= granted or (wanted > granted and not self._refused[position])
+
+    async def pay(self, position: int) -> int | None:
+        """Returns the new total to grant, if there is one.
 
         ``ended`` is true from then on where no more can be paid for.
         """
-        wants = max((output.wants or 0 for output in outputs), default=0)
-        self._spent[position] += sum(
-            len(output.tokens) + (output.stop_token is not None) for output in outputs
-        )
         granted = self._granted[position]
         dry = self._spent[position] >= granted
-        if granted >= self._most or not (dry or (wants > granted and not self._refused[position])):
-            return None
-        total = min(self._most, max(wants, granted + STEP))
+        total = min(self._most, max(self._wanted[position], granted + STEP))
         return await self._pay(position, total - granted, dry=dry)
 
     def ended(self, position: int) -> bool:

@@ -5,8 +5,10 @@ Both return before the last bytes: those go out once the request is settled and 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
 
 from gateway.http import Reply
 from gateway.inference.answer import Answer, Written
@@ -19,46 +21,61 @@ STILL_HERE = b": ping\n\n"  # a comment, which clients skip; an empty event brea
 
 
 class Events:
-    """The server-sent events of one reply, opened with the first of them."""
+    """The server-sent events of one reply, opened with the first of them.
+
+    While there is nothing to say, it says that we are still here. A timer looks after that: a task
+    for each stream would cost more than many of its tokens.
+    """
 
     def __init__(self, reply: Reply, opening: bytes) -> None:
         self._reply = reply
         self._opening = opening
-        self._turn = asyncio.Lock()  # one writer at a time
+        self._sending = False
+        self._saying: asyncio.Task[None] | None = None  # that we are still here
         self._wrote = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(ALIVE_SECONDS, self._look)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if self._saying is not None:
+            self._saying.cancel()
+            await asyncio.wait([self._saying])
 
     async def send(self, frames: bytes) -> None:
         """Waits while the client reads slowly."""
-        async with self._turn:
-            await self._begin()
-            frames, self._opening = self._opening + frames, b""
-            if frames:
-                await self._reply.write(frames)
-                self._wrote = time.monotonic()
-
-    @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
-        """While there is nothing to say, say that we are still here."""
-        task = asyncio.create_task(self._keep_alive())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(self._wrote + ALIVE_SECONDS - time.monotonic())
-            async with self._turn:
-                if time.monotonic() - self._wrote < ALIVE_SECONDS:
-                    continue
-                await self._begin()
-                await self._reply.write(STILL_HERE)
-                self._wrote = time.monotonic()
-
-    async def _begin(self) -> None:
+        self._sending = True
+        if self._saying is not None:
+            await asyncio.wait([self._saying])
         if not self._reply.begun:
             await self._reply.events()
+        if self._opening:
+            frames, self._opening = self._opening + frames, b""
+        if frames:
+            await self._reply.write(frames)
+            self._wrote = time.monotonic()
+        self._sending = False
+
+    def _look(self) -> None:
+        silence = time.monotonic() - self._wrote
+        if silence >= ALIVE_SECONDS and not self._sending:
+            self._saying = self._loop.create_task(self._say())
+            silence = 0.0
+        self._timer = self._loop.call_later(max(ALIVE_SECONDS - silence, 0.01), self._look)
+
+    async def _say(self) -> None:
+        if not self._reply.begun:
+            await self._reply.events()
+        await self._reply.write(STILL_HERE)
+        self._wrote = time.monotonic()
 
 
 async def stream(
@@ -74,13 +91,14 @@ async def stream(
     Before the engine's first batch a failure is still an answer of its own, so nothing is sent
     until then, or until the client has waited too long to be told nothing.
     """
-    events = Events(reply, frames.opening())
-    async with aclosing(batches) as source, events.kept_alive():
+    chunk = frames.chunk
+    async with aclosing(batches) as source, Events(reply, frames.opening()) as events:
         async for position, outputs in source:
             heard()
-            gained = answer.feed(position, outputs)
             # Tokens that were ready together are one write.
-            await events.send(b"".join(frames.chunk(i, delta) for i, delta in gained))
+            await events.send(
+                b"".join([chunk(i, delta) for i, delta in answer.feed(position, outputs)])
+            )
             if answer.complete:
                 return
 
