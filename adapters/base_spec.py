@@ -10,6 +10,8 @@ from typing import Self
 import numpy as np
 
 from adapters.errors import AdapterInvalid, BaseUnreadable
+from adapters.language_part import language_config
+from adapters.language_part import plain_name as plain_tensor
 from adapters.tensor_file import TensorFile
 from adapters.values import as_float32
 
@@ -54,7 +56,7 @@ class BaseSpec:
     def from_checkpoint(cls, directory: Path | str) -> Self:
         """Raises BaseUnreadable, naming the file and the field."""
         directory = Path(directory)
-        config = _read_json(directory / "config.json")
+        config = language_config(_read_json(directory / "config.json"))
         spec = cls._from_config(config)
         parts = _kept_digests(directory)
         head = parts.pop(LM_HEAD, "")
@@ -137,9 +139,10 @@ def _kept_digests(directory: Path) -> dict[str, str]:
                 max_header_bytes=MAX_HEADER_BYTES,
                 max_tensors=MAX_TENSORS,
             ) as weights:
-                for name in weights.tensors:
+                for stored in weights.tensors:
+                    name = plain_tensor(stored)
                     if name == LM_HEAD or KEPT.match(name):
-                        parts[name.removeprefix("model.")] = values_digest(weights, name)
+                        parts[name.removeprefix("model.")] = values_digest(weights, stored)
     except AdapterInvalid as error:
         raise BaseUnreadable(f"{directory}: {error}") from error
     if not parts.keys() - {LM_HEAD}:

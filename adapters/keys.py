@@ -27,6 +27,7 @@ WRAPPERS = frozenset(
     {"base_model", "model", "language_model", "module", "_orig_mod", "_fsdp_wrapped_module"}
 )
 MAX_WRAPPERS = 8
+TOWERS = frozenset({"vision_tower", "multi_modal_projector", "visual"})
 
 
 class Part(StrEnum):
@@ -48,6 +49,10 @@ class Foreign(StrEnum):
     SAVED = (
         "whole weights of linear layers and norms are not supported (of embed_tokens and lm_head"
         " they are)"
+    )
+    TOWER = (
+        "adapters of the tower for images are not supported: train with target_modules that name"
+        " modules of the language model alone"
     )
     NOT_LORA = "tensors of another method than LoRA"
     UNKNOWN = "tensors that match no module of the base"
@@ -150,6 +155,8 @@ def _plain(rest: list[str]) -> tuple[str, ...]:
 
 
 def _foreign(words: list[str]) -> Foreign:
+    if not TOWERS.isdisjoint(words):
+        return Foreign.TOWER
     if any(word.startswith(_OTHER_METHODS) for word in words):
         return Foreign.NOT_LORA
     lora = any(word.startswith("lora_") for word in words)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.protocol import RefusalCode, Sampling, Submit
+from engine.seeing import CHANNELS
 
+DIGEST_BYTES = 32
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
@@ -32,13 +34,15 @@ class Limits:
     page_tokens: int
     adapters: bool  # whether there is a store to load them from
     grammars: bool = False  # whether answers can be held to any
+    image_tokens: int = 0  # that an image takes; 0: prompts are text alone
+    image_side: int = 0  # pixels
 
     def admit(self, submit: Submit) -> int:
         """Tokens each choice may generate: max_tokens or what the context leaves.
 
         Raises Refusal.
         """
-        for problem in _problems(submit, self.vocab_size):
+        for problem in (*_problems(submit, self.vocab_size), *self._unseen(submit)):
             raise Refusal(RefusalCode.INVALID, problem)
         prompt = len(submit.tokens)
         if prompt + 1 > self.max_model_len:
@@ -60,6 +64,25 @@ class Limits:
                 f"{self.page_tokens} tokens; this engine has {self.num_pages}",
             )
         return limit
+
+    def _unseen(self, submit: Submit) -> Iterator[str]:
+        """What is wrong with its images."""
+        free, size = 0, self.image_side**2 * CHANNELS
+        for i, image in enumerate(submit.images):
+            if not self.image_tokens:
+                yield f"images[{i}]: this model reads text only"
+                return
+            end = image.start + image.tokens
+            if image.tokens != self.image_tokens or len(image.pixels) != size:
+                yield (
+                    f"images[{i}] has {image.tokens} tokens and {len(image.pixels)} bytes of "
+                    f"pixels, not {self.image_tokens} and {size}"
+                )
+            elif image.start < free or end > len(submit.tokens):
+                yield f"images[{i}] at {image.start} leaves the prompt or overlaps the one before"
+            elif len(image.digest) != DIGEST_BYTES:
+                yield f"images[{i}].digest has {len(image.digest)} bytes, not {DIGEST_BYTES}"
+            free = end
 
 
 def _problems(submit: Submit, vocab_size: int) -> Iterator[str]:

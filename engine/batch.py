@@ -53,6 +53,12 @@ class PrefillChunks:
     longest: int  # max of query_len
 
 
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    first: int  # row of the pass
+    vectors: torch.Tensor  # [n, H], in the place of what the embedding has for these tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     tokens: torch.Tensor  # [T] int64
@@ -64,6 +70,7 @@ class StepInputs:
     head_rows: torch.Tensor  # [R] int64, rows that go through the head
     heads: "HeadLayout"
     places: Places | None = None  # on a CPU, where its tokens lie in the pages of every layer
+    images: Sequence[ImageRows] = ()
 
 
 @dataclass(frozen=True, slots=True)

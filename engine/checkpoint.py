@@ -2,7 +2,8 @@
 
 Tensors are looked up by name across shards and read lazily from memory maps; nothing is copied
 before it is asked for. Pickled weights are refused, and so is an index that does not match its
-shards.
+shards. ``config`` and the tensors' names are a language model's, also where a tower for images is
+stored beside it (``adapters.language_part``); ``whole_config`` is the file's.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from adapters.language_part import language_config, plain_name, sees
 from engine.errors import CheckpointInvalid
 
 INDEX = "model.safetensors.index.json"
@@ -38,10 +40,11 @@ class Checkpoint:
         self.path = Path(path)
         if not self.path.is_dir():
             raise CheckpointInvalid(f"{self.path}: no such directory")
-        self.config = self.json("config.json")
-        if not self.config:
+        self.whole_config = self.json("config.json")
+        if not self.whole_config:
             raise CheckpointInvalid(f"{self.path}: config.json is missing or empty")
-        self._files: dict[str, Any] = {}  # tensor name -> the open shard that holds it
+        self.config = language_config(self.whole_config)
+        self._files: dict[str, tuple[Any, str]] = {}  # name -> the open shard, the name in it
         self._tensors: dict[str, TensorInfo] = {}
         for shard, wanted in self._shards().items():
             self._open(shard, wanted)
@@ -52,7 +55,8 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, on the CPU, as stored."""
-        found: torch.Tensor = self._files[name].get_tensor(name)
+        file, stored = self._files[name]
+        found: torch.Tensor = file.get_tensor(stored)
         return found
 
     def json(self, name: str) -> dict[str, Any]:
@@ -97,9 +101,11 @@ class Checkpoint:
         missing = sorted((wanted or set()) - names)
         if missing:
             raise CheckpointInvalid(f"{self.path / shard}: {missing[0]} is indexed but not there")
-        for name in names if wanted is None else wanted:
-            part = handle.get_slice(name)
-            self._files[name] = handle
+        seeing = sees(self.whole_config)
+        for stored in names if wanted is None else wanted:
+            part = handle.get_slice(stored)
+            name = plain_name(stored) if seeing else stored
+            self._files[name] = handle, stored
             self._tensors[name] = TensorInfo(part.get_dtype(), tuple(part.get_shape()))
 
 

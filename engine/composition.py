@@ -26,11 +26,13 @@ from engine.checkpoint import Checkpoint
 from engine.compiling import CompileCount
 from engine.config import EngineConfig
 from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
+from engine.images import ImageVectors
 from engine.loading import Placement, Weights
 from engine.matcher import Grammars
 from engine.memory import PoolSize
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
+from engine.models.tower import Tower
 from engine.page_memory import PageMemory
 from engine.page_size import page_elements, pages_of_tokens
 from engine.placement import A_ROWS
@@ -40,6 +42,7 @@ from engine.protocol import BaseInfo
 from engine.references import References
 from engine.rehearsal import Needs, Rehearsal, Stage
 from engine.runner import ModelRunner
+from engine.seeing import Seeing
 from engine.stored_weights import of_checkpoint
 from kernels.segments import SEGMENT_TILES
 
@@ -68,12 +71,26 @@ def build_runner(config: EngineConfig) -> Built[LaidOut]:
         base = beside.submit(_base_spec, config.model)  # reads the embeddings: some seconds
         with torch.inference_mode():
             model = Decoder(weights, positions=config.max_model_len or spec.max_position)
+            images = _image_vectors(checkpoint, weights)
         weights.finish()
-        return _compose(config, model, weights, base)
+        return _compose(config, model, weights, base, images)
+
+
+def _image_vectors(checkpoint: Checkpoint, weights: Weights) -> ImageVectors | None:
+    """None where the model reads text alone."""
+    seeing = Seeing.of(checkpoint.path)
+    if seeing is None:
+        return None
+    tower = Tower(weights, checkpoint.whole_config, seeing)
+    return ImageVectors(tower, seeing, weights.place.device)
 
 
 def _compose(
-    config: EngineConfig, model: Decoder, weights: Weights, fingerprinted: Future[BaseSpec]
+    config: EngineConfig,
+    model: Decoder,
+    weights: Weights,
+    fingerprinted: Future[BaseSpec],
+    images: ImageVectors | None,
 ) -> Built[LaidOut]:
     spec, place = model.spec, weights.place
     tiles = SEGMENT_TILES if place.device.type == "cuda" else ()
@@ -85,9 +102,9 @@ def _compose(
         )
 
     size = PoolSize(config, spec, place.dtype)
-    pages = _pages(config, size, model, memory_of, builder)
+    pages = _pages(config, size, model, memory_of, builder, images)
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
-    runner = ModelRunner(model, memory, table, builder, max_seqs=config.max_num_seqs)
+    runner = ModelRunner(model, memory, table, builder, max_seqs=config.max_num_seqs, images=images)
     compiled = CompileCount()
     if place.device.type == "cuda":
         table.reserve(rows=min(RESERVED_ROWS, pages), rank=A_ROWS)
@@ -115,6 +132,8 @@ def _compose(
             quantization=weights.quantization,
             dtype=str(place.dtype).removeprefix("torch."),
             hidden_size=spec.hidden_size,
+            image_tokens=images.seeing.tokens if images else 0,
+            image_side=images.seeing.preparation.side if images else 0,
         ),
         num_pages=pages,
         max_model_len=size.max_model_len(pages),
@@ -134,6 +153,7 @@ def _pages(
     model: Decoder,
     memory_of: Callable[[int], PageMemory],
     builder: BatchBuilder,
+    images: ImageVectors | None,
 ) -> int:
     """Pages of the pool; on CUDA after every kind of pass was tried."""
     device = model.embedding.table.device
@@ -141,7 +161,8 @@ def _pages(
         return size.pages(device, 0)
     weights = torch.cuda.memory_allocated()
     needs = _rehearse(config, model, memory_of(1), builder)
-    pages = size.pages(device, needs.passes + needs.graphs)
+    sight = images.rehearse() if images else 0
+    pages = size.pages(device, needs.passes + needs.graphs + sight)
     log.info("memory\n%s", _plan(config, model.spec, weights, pages))
     return pages
 

@@ -135,6 +135,8 @@ class Core(Generic[P]):
             page_tokens=config.page_tokens,
             adapters=self.residency.enabled,
             grammars=self._masking.enabled,
+            image_tokens=built.base.image_tokens,
+            image_side=built.base.image_side,
         )
         self._requests = self._sequences = 0  # so far
         self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name

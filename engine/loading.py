@@ -76,6 +76,16 @@ class Weights:
         weight = self._dense(f"{name}.weight", (size or self.spec.hidden_size,))
         return weight.to(self.place.device, torch.float32)
 
+    def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor as it is stored, dense, on the CPU."""
+        return self._dense(name, shape)
+
+    def pass_over(self, prefixes: Sequence[str]) -> None:
+        """Tensors whose names begin so are not needed."""
+        self._used.update(
+            name for name in self._checkpoint.tensors if name.startswith(tuple(prefixes))
+        )
+
     def embedding(self) -> Embedding:
         table = self._dense(f"{EMBEDDING}.weight", (self.spec.vocab_size, self.spec.hidden_size))
         return Embedding(table.to(self.place.device, self.place.dtype))

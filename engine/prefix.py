@@ -2,9 +2,10 @@
 
 Each node is one full page. The edge to it names the adapter, the salt and the tokens of that page,
 so the path from the root is the whole key (the base is the engine's own) and a match is exact: no
-hash stands for tokens. Pages before an aLoRA is invoked name no adapter: they are the base's. The
-salt is the tenant, except on pages that lie wholly within a prefix the operator declared public; so
-nobody can find, or time, what another tenant computed.
+hash stands for tokens. Images alone are named by a digest, and by where they begin. Pages before an
+aLoRA is invoked name no adapter: they are the base's. The salt is the tenant, except on pages that
+lie wholly within a prefix the operator declared public; so nobody can find, or time, what another
+tenant computed.
 
 A sequence that holds a node holds all above it, so what rests is always a set of whole ends, and
 leaves are evicted first. Belongs to the engine loop's thread.
@@ -20,7 +21,7 @@ from engine.eviction import KV_PAGE_COST, Dependants, Eviction, Rank
 from engine.pages import PagePool
 from engine.sequence import Sequence
 
-Edge = tuple[str, str | None, bytes]  # adapter's digest, salt, a page of tokens
+Edge = tuple[str, str | None, bytes]  # adapter's digest, salt, a page of tokens and images
 PUBLIC = None  # the salt of what all tenants share
 
 
@@ -188,11 +189,12 @@ class PrefixIndex:
         while len(trail.edges) <= index:
             start = len(trail.edges) * self._page_tokens
             stop = start + self._page_tokens
+            images = _images(sequence, start, stop)
             digest = sequence.request.computed_with(stop)
-            public = stop <= submit.public_tokens and digest is None
+            public = stop <= submit.public_tokens and digest is None and not images
             tokens = array("i", sequence.tokens(start, stop)).tobytes()
             salt = PUBLIC if public else submit.tenant
-            trail.edges.append((digest or "", salt, tokens))
+            trail.edges.append((digest or "", salt, tokens + images))
         return trail.edges[index]
 
     def _enter(self, sequence: Sequence, trail: Trail) -> bool:
@@ -264,3 +266,13 @@ class PrefixIndex:
         if node.edge[0]:
             self._dependants.remove(node.edge[0])
         self._pool.drop(node.page)
+
+
+def _images(sequence: Sequence, start: int, stop: int) -> bytes:
+    """Which images have a row in this page, and where they begin, perhaps before it."""
+    if not sequence.request.submit.images:
+        return b""
+    return b"".join(
+        array("i", [seen.first - seen.skip]).tobytes() + seen.image.digest
+        for seen in sequence.seen(start, stop)
+    )

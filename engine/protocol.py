@@ -98,6 +98,8 @@ class BaseInfo(Fact, frozen=True):
     quantization: str  # "gptq", "awq", "compressed-tensors" or "none"
     dtype: str
     hidden_size: int = 0  # numbers of a pooled prompt's vector
+    image_tokens: int = 0  # placeholders that an image takes in a prompt; 0: it reads text alone
+    image_side: int = 0  # pixels
 
 
 class Welcome(Message, frozen=True):
@@ -107,6 +109,15 @@ class Welcome(Message, frozen=True):
     max_model_len: int  # tokens, prompt plus completion
     page_tokens: int
     credits: int
+
+
+class Image(Fact, frozen=True):
+    """An image in a prompt, cut to the tower's size. Its vectors stand for the placeholders'."""
+
+    start: int  # position of its first placeholder
+    tokens: int  # placeholders, one after the other
+    digest: bytes  # SHA-256 of the pixels
+    pixels: bytes  # [side, side, 3], 8 bits of red, green and blue each
 
 
 class Submit(Message, frozen=True):
@@ -128,6 +139,7 @@ class Submit(Message, frozen=True):
     weight: float = 1.0  # the tenant's share of the engine, against other tenants' weights
     grammar: str | None = None  # what each choice must match, as llguidance writes it; None: any
     pooling: Pooling | None = None  # its prompt as one vector; with n=1 and max_tokens=1
+    images: list[Image] = []  # by position; only where BaseInfo.image_tokens says what they take
 
 
 class Grant(Message, frozen=True):

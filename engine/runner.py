@@ -9,6 +9,7 @@ import torch
 from engine.adapter_table import AdapterTable
 from engine.batch import BatchBuilder, HeadLayout, StepInputs
 from engine.graphs import DecodeGraphs
+from engine.images import ImageVectors
 from engine.last_draws import LastDraws
 from engine.layers.beside import Beside
 from engine.layers.lora import LoraPass
@@ -91,7 +92,10 @@ class ModelRunner:
         builder: BatchBuilder,
         *,
         max_seqs: int = 256,
+        images: ImageVectors | None = None,
     ) -> None:
+        """``images``: None where the model reads text alone."""
+        self._images = images
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         device = memory.pool.device
         stackable = device.type == "cpu" and not model.deterministic
@@ -127,7 +131,8 @@ class ModelRunner:
         if self._table.arriving:
             self._table.await_rows(chunk.adapter for chunk in plan.chunks)
         outer = self._outer(plan)
-        pending = self._replay(plan) if self._graphs is not None and outer is None else None
+        plain = outer is None and not any(chunk.images for chunk in plan.chunks)
+        pending = self._replay(plan) if self._graphs is not None and plain else None
         if pending is not None:
             return pending
         decodes = [i for i, chunk in enumerate(plan.chunks) if len(chunk.tokens) == 1]
@@ -182,6 +187,8 @@ class ModelRunner:
 
     def _compute(self, plan: StepPlan, outer: OuterPass | None) -> Pending:
         inputs = self._builder.build(plan, self._last)
+        if self._images is not None:
+            inputs = replace(inputs, images=self._images.rows(plan.chunks))
         drawing_chunks = [chunk for chunk in plan.chunks if chunk.draw is not None]
         draws = [chunk.draw for chunk in drawing_chunks if chunk.draw is not None]
         last = self._unread(drawing_chunks) if any(map(is_adjusted, draws)) else None

@@ -403,6 +403,7 @@ class Scheduler(Generic[P]):
             draw=sequence.draw() if draws else None,
             prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
             pooling=sequence.pools(draws=draws),
+            images=sequence.seen(start, stop),
         )
         plan.planned.append(Planned(sequence, stop, sequence.life, sequence.placing, chunk))
         sequence.plan(stop, draws=draws)

@@ -19,7 +19,7 @@ from engine.course import Course
 from engine.matcher import Matcher
 from engine.pages import Kind, Owner
 from engine.protocol import Finish, Output, Pooling, Submit, TokenLogprobs, Usage
-from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn
+from engine.step import DRAWN, NO_ADAPTER, Draw, Drawn, Seen
 
 PATIENCE_S = 60.0  # within its tenant, a request is due after this long at the latest
 
@@ -217,6 +217,14 @@ class Sequence:
         if stop - split > len(self.output):
             drawn.append(DRAWN)
         return prompt[start:split] + drawn
+
+    def seen(self, start: int, stop: int) -> tuple[Seen, ...]:
+        """What of its images lies at positions start .. stop - 1."""
+        return tuple(
+            Seen(image, first - start, first - image.start, last - first)
+            for image in self.request.submit.images
+            if (first := max(start, image.start)) < (last := min(stop, image.start + image.tokens))
+        )
 
     def draw(self) -> Draw:
         """What to sample once every known token is computed."""

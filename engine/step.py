@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.protocol import Pooling, Sampling, TokenLogprobs
+from engine.protocol import Image, Pooling, Sampling, TokenLogprobs
 
 NO_ADAPTER = -1
 DRAWN = -1  # in a chunk: the token its sequence draws in the pass launched before, not yet read
@@ -31,6 +31,16 @@ class Draw:
     masked: bool = False  # which tokens may come is said after the launch, by ``Pending.draw``
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a chunk whose tokens stand for an image, or for a part of it."""
+
+    image: Image
+    first: int  # row of the chunk
+    skip: int  # of the image's rows, those before this chunk
+    rows: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """One sequence's share of a forward pass: consecutive tokens to compute."""
@@ -44,6 +54,7 @@ class Chunk:
     draw: Draw | None = None  # None: the chunk ends before the last known token
     prompt_logprobs: int | None = None  # report every token's log-probability but the first's
     pooling: Pooling | None = None  # report its part of the prompt's vector
+    images: Sequence[Seen] = ()
 
     @property
     def base_rows(self) -> int:

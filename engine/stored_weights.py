@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.errors import AdapterInvalid
+from adapters.language_part import language_config, plain_name
 from adapters.tensor_file import TensorFile
 from engine.bench.floor import Precision
 from engine.bench.shapes import Shape
@@ -20,6 +21,7 @@ HOPPER_GROUPS = (64, 128, 256)
 HOPPER_K = 256  # inputs must be a multiple
 CODES = ("qweight", "weight_packed")
 SCALES = ("scales", "weight_scale")
+SIGHT = ("vision_tower.", "multi_modal_projector.")
 ZEROS = ("qzeros", "weight_zero_point")
 MAX_HEADER_BYTES, MAX_TENSORS = 64 << 20, 1 << 20
 ITEM, WIDE = 2, 4  # bytes: compute dtype, float32
@@ -67,7 +69,14 @@ def of_checkpoint(path: Path) -> tuple[ModelSpec, StoredWeights]:
         }
         for layer in range(spec.num_layers)
     ]
-    return spec, _total(spec, layers)
+    found = _total(spec, layers)
+    return spec, replace(found, nbytes=found.nbytes + _tower(tensors))
+
+
+def _tower(tensors: Tensors) -> int:
+    """Bytes of what looks at images, if anything does."""
+    shapes = (shape for name, shape in tensors.items() if name.startswith(SIGHT))
+    return ITEM * sum(map(math.prod, shapes))
 
 
 def _config(path: Path) -> dict[str, object]:
@@ -77,7 +86,7 @@ def _config(path: Path) -> dict[str, object]:
         raise CheckpointInvalid(f"{path}/config.json: cannot be read ({error})") from error
     if not isinstance(found, dict):
         raise CheckpointInvalid(f"{path}/config.json: not a JSON object")
-    return found
+    return language_config(found)
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -92,7 +101,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
                 max_header_bytes=MAX_HEADER_BYTES,
                 max_tensors=MAX_TENSORS,
             ) as opened:
-                yield from ((name, info.shape) for name, info in opened.tensors.items())
+                yield from ((plain_name(name), info.shape) for name, info in opened.tensors.items())
         except AdapterInvalid as error:
             raise CheckpointInvalid(f"{file}: {error}") from error
 

@@ -19,6 +19,8 @@ from engine.layers.rotary import rotary_table
 from engine.loading import Placement, Weights
 from engine.models.decoder import Layer
 from engine.models.spec import ModelSpec
+from engine.models.tower import Tower
+from engine.seeing import Seeing
 
 POSITIONS = 8  # of the table that layers are built with: nothing is computed
 Progress = Callable[[str, float], None]
@@ -30,12 +32,12 @@ def inspect_checkpoint(path: Path, progress: Progress) -> Finding:
     reasons: list[str] = []
     try:
         checkpoint = Checkpoint(path)
-        facts["architecture"] = str((checkpoint.config.get("architectures") or ["?"])[0])
+        facts["architecture"] = str((checkpoint.whole_config.get("architectures") or ["?"])[0])
         spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
         facts |= _shape(spec)
         weights = Weights(checkpoint, spec, Placement(torch.device("cpu"), torch.float16))
         with torch.inference_mode():
-            reasons += _load(weights, progress)
+            reasons += _load(checkpoint, weights, progress)
         facts |= _stored(checkpoint, weights)
         facts["fingerprint"] = BaseSpec.from_checkpoint(path).fingerprint
     except (CheckpointInvalid, BaseUnreadable, ValueError) as error:
@@ -50,7 +52,7 @@ def inspect_checkpoint(path: Path, progress: Progress) -> Finding:
     )
 
 
-def _load(weights: Weights, progress: Progress) -> list[str]:
+def _load(checkpoint: Checkpoint, weights: Weights, progress: Progress) -> list[str]:
     """Why not: a reason for each part that cannot be loaded."""
     spec, reasons = weights.spec, list[str]()
     table = rotary_table(spec.rope, spec.head_dim, POSITIONS)
@@ -69,6 +71,9 @@ def _load(weights: Weights, progress: Progress) -> list[str]:
     attempt(lambda: weights.norm("model.norm"))
     if embedding is not None:
         attempt(lambda: weights.head(embedding))
+    seeing = attempt(lambda: Seeing.of(checkpoint.path))
+    if seeing is not None:
+        attempt(lambda: Tower(weights, checkpoint.whole_config, seeing))
     if not reasons:
         attempt(weights.finish)
     progress("Loading", 1.0)

@@ -106,6 +106,8 @@ class Decoder:
         residual = self.embedding(inputs.tokens)
         if lora is not None and lora.outer is not None:
             lora.outer.embed(inputs.tokens, residual, lora.segments.runs)
+        for image in inputs.images:
+            residual[image.first : image.first + len(image.vectors)] = image.vectors
         x = rms_norm(residual, self.layers[0].before_attention, eps)
         following = [*(layer.before_attention for layer in self.layers[1:]), self.norm]
         for number, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):

@@ -9,7 +9,7 @@ EXPERTS = "a mixture-of-experts MLP: a router, grouped products over 4-bit exper
 LATENT = "latent attention (MLA): one compressed K and V per token in the pages"
 STATE = "state-space or recurrent layers, with a state per sequence beside the pages of K and V"
 LAYER_NORM = "LayerNorm with biases and an ungated MLP"
-SIGHT = "an encoder for images or audio before the decoder"
+SIGHT = "a tower for images or audio other than CLIP or SigLIP in a LlavaForConditionalGeneration"
 ALTERNATING = "local and global layers that alternate"
 
 # The first fragment that an architecture's name contains speaks for it.

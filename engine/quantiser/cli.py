@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from adapters.language_part import sees
 from engine.checkpoint import Checkpoint
 from engine.demo.progress import ProgressBar
 from engine.errors import CheckpointInvalid, ConfigError, EngineError
@@ -83,6 +84,8 @@ def quantize(options: argparse.Namespace, bar: ProgressBar) -> Quality:
 
 def _check(checkpoint: Checkpoint, options: argparse.Namespace) -> None:
     """Everything that can be known before minutes of work. Raises EngineError."""
+    if sees(checkpoint.whole_config):
+        raise ConfigError(f"{options.model}: has a tower for images; give a model of text alone")
     if checkpoint.config.get("quantization_config"):
         raise ConfigError(f"{options.model}: is quantised already; give the dense checkpoint")
     spec = ModelSpec.read(checkpoint.config)

@@ -1,6 +1,7 @@
 """A model on the CPU with its pool and adapter table, driven a plan at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,12 +12,15 @@ from engine.adapter_table import AdapterTable
 from engine.adapter_vectors import BaseVectors
 from engine.batch import BatchBuilder
 from engine.checkpoint import Checkpoint
+from engine.images import ImageVectors
 from engine.loading import Placement, Weights
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
+from engine.models.tower import Tower
 from engine.page_memory import PageMemory
 from engine.protocol import Sampling
 from engine.runner import ModelRunner
+from engine.seeing import Seeing
 from engine.step import NO_ADAPTER, Chunk, Draw, Drawn, Masks, StepPlan
 from engine.warm_plans import open_masks
 
@@ -37,6 +41,11 @@ class Rig:
         self.spec = ModelSpec.read(checkpoint.config)
         weights = Weights(checkpoint, self.spec, Placement(cpu, dtype, deterministic))
         self.model = Decoder(weights, positions=self.spec.max_position)
+        self.seeing = Seeing.of(path)
+        self.images = None
+        if self.seeing is not None:
+            tower = Tower(weights, checkpoint.whole_config, self.seeing)
+            self.images = ImageVectors(tower, self.seeing, cpu)
         weights.finish()
         self.page_tokens = page_tokens
         self.memory = PageMemory(self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu)
@@ -44,7 +53,9 @@ class Rig:
         vectors = BaseVectors(self.model.linears(), cpu)
         self.adapters = AdapterMemory(self.spec, self.memory, self.table, vectors)
         self.builder = BatchBuilder(page_tokens, cpu)
-        self.runner = ModelRunner(self.model, self.memory, self.table, self.builder)
+        self.runner = ModelRunner(
+            self.model, self.memory, self.table, self.builder, images=self.images
+        )
         self._free = list(range(pages))[::-1]  # not in order: a page's number is not its place
 
     def pages(self, tokens: int) -> list[int]:
@@ -73,6 +84,8 @@ class Rig:
         asking = [with_prompt_rows(chunk) for chunk in chunks]
         plan = StepPlan(asking)
         inputs, outer = self.builder.build(plan), self.runner._outer(plan)
+        if self.images is not None:
+            inputs = replace(inputs, images=self.images.rows(plan.chunks))
         hidden = self.model(inputs, self.memory.layers, self.runner._lora(inputs, outer))
         owners = [chunk.adapter for chunk in asking]
         for number, _, count in inputs.heads.prompts:
@@ -93,6 +106,7 @@ def with_prompt_rows(chunk: Chunk) -> Chunk:
         active_from=chunk.active_from,
         draw=draw(),
         prompt_logprobs=0,
+        images=chunk.images,
     )
 
 
@@ -108,7 +122,7 @@ def chunk(
     start: int = 0,
     adapter: int = NO_ADAPTER,
     draw: Draw | None = None,
-    **facts: int,
+    **facts: object,
 ) -> Chunk:
     return Chunk(
         sequence=pages[0] if pages else 0,
