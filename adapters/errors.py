@@ -45,3 +45,7 @@ class StoreUnusable(AdapterError, ValueError):
 
 class StoreUnavailable(AdapterError):
     """The adapter store is away for the moment; what it holds may well be right."""
+
+
+class UploadGone(AdapterError, LookupError):
+    """An upload in parts was given up, or is over."""

@@ -103,6 +103,8 @@ class AdapterStore:
         """
         if not self.exists(digest):
             return True
+        if self._age(digest) <= older_than_s:  # readers need not miss it even for a moment
+            return False
         grave = self._fresh_directory()
         try:
             os.rename(self._place(digest), grave / digest)

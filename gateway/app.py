@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from redis.asyncio import Redis
 
 from adapters.errors import StoreUnusable
-from adapters.stores import open_store
+from adapters.stores import open_parts, open_store
 from engine.client import EngineLost
 from engine.protocol import Counts
 from gateway import redis
@@ -254,7 +254,8 @@ class Application:
             )
         except StoreUnusable as error:
             raise ConfigError(f"adapter_store_url: {error}") from error
-        staging = Staging(settings.upload_dir, settings.max_adapter_bytes)
+        parts = open_parts(settings.adapter_store, local=settings.upload_dir)
+        staging = Staging(settings.upload_dir, parts, settings.max_adapter_bytes)
         publisher = Publisher(
             database,
             staging,

@@ -232,7 +232,19 @@ class _Desk:
             raise Conflict(f"the upload is {row.state}; no part is taken any more")
         sha256 = request.headers.get("x-content-sha256", "")
         part = await self._staging.write_part(row.id, file, number, _body(request), sha256)
+        await self._still_wanted(upload, who)
         return {"object": "adapter.part", "file": file, "part": number, "bytes": part.nbytes}
+
+    async def _still_wanted(self, upload: str, who: Caller) -> None:
+        """What came while another gateway ended the upload is not left behind. Raises."""
+        try:
+            state = (await self._find(upload, who)).state
+        except ResourceNotFound:
+            await asyncio.to_thread(self._staging.discard, upload)
+            raise
+        if state in (UploadState.READY, UploadState.FAILED):
+            await asyncio.to_thread(self._staging.discard, upload)
+            raise Conflict(f"the upload is {state}; no part is taken any more")
 
     async def complete(
         self, upload: str, form: CompleteUpload, who: Caller, response: Response

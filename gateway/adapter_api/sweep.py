@@ -62,7 +62,7 @@ class Sweep:
             for row in forgotten:
                 await UploadRepository(session, row.project_id).remove(row)
             gone = [row.id for row in forgotten]
-            known = await catalog.upload_ids()
+            known = await catalog.open_uploads()
         for upload in gone:
             await asyncio.to_thread(self._staging.discard, upload)
         await asyncio.to_thread(self._staging.clear, known, older_than_s=FORGOTTEN.total_seconds())

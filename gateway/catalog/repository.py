@@ -156,8 +156,11 @@ class CatalogRepository:
         )
         return (await self._session.scalars(statement)).all()
 
-    async def upload_ids(self) -> set[str]:
-        return set((await self._session.scalars(select(AdapterUpload.id))).all())
+    async def open_uploads(self) -> set[str]:
+        """Ids of those whose parts are still of use."""
+        states = (UploadState.UPLOADING, UploadState.VALIDATING)
+        statement = select(AdapterUpload.id).where(AdapterUpload.state.in_(states))
+        return set((await self._session.scalars(statement)).all())
 
     async def digests_in_use(self, retired_after: datetime) -> set[str]:
         """Of ready versions, and of those retired so late that requests may still use them."""

@@ -14,6 +14,7 @@ from adapters.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from adapters.s3 import Bucket
 from adapters.s3_store import S3AdapterStore
 from adapters.store import AdapterStore
 from adapters.stores import Store, open_store
@@ -86,7 +87,7 @@ def test_only_the_old_is_collected_and_what_is_put_again_is_young(opener, tmp_pa
 
 def store_of(s3: Any, tmp_path: Path, machine: str, **settings: Any) -> S3AdapterStore:
     cache = AdapterStore(tmp_path / machine)
-    return S3AdapterStore(s3, BUCKET, f"{PREFIX}/", cache, **settings)
+    return S3AdapterStore(Bucket(s3, BUCKET, f"{PREFIX}/"), cache, **settings)
 
 
 class Interrupted:

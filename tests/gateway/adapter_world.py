@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 
-from adapters.stores import open_store
+from adapters.stores import open_parts, open_store
 from gateway.adapter_api.callers import Callers
 from gateway.adapter_api.canary import Canary
 from gateway.adapter_api.publisher import Publisher
@@ -89,9 +89,26 @@ async def opened(
         ).text
     live = LiveSnapshot(database, peppers, base_model="base")
     await live.refresh()
+    async with gateway(database, live, keys, root, location=location, **limits) as world:
+        yield world
+
+
+@asynccontextmanager
+async def gateway(
+    database: Database,
+    live: LiveSnapshot,
+    keys: dict[str, str],
+    root: Path,
+    *,
+    location: str = "",
+    **limits: int,
+) -> AsyncIterator[World]:
+    """One of several over a database, on a machine of its own."""
     fleet = Fleet(Static(()), gateway="test")
-    staging = Staging(root / "uploads", limits.get("max_bytes", 1 << 20))
-    store = open_store(location or root / "store", cache=root / "cache")
+    place = location or root / "store"
+    parts = open_parts(place, local=root / "uploads")
+    staging = Staging(root / "uploads", parts, limits.get("max_bytes", 1 << 20))
+    store = open_store(place, cache=root / "cache")
     quota = Quota(limits.get("adapters", 20), limits.get("bytes", 1 << 20))
     publisher = Publisher(
         database, staging, store, BASED, Canary(fleet, (), enabled=False), quota=quota
