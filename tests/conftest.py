@@ -1,15 +1,43 @@
-"""What every tier shares: GPU tests are skipped where there is no GPU."""
+"""What every tier shares: which tests a machine can run, and how several workers share them.
+
+Under ``pytest -n`` a file's tests stay together, for they share what its fixtures make, and so do
+all that start the demo server.
+"""
 
 import importlib.util
+import os
 
 import pytest
 
+# Take longest; begun first, they do not leave one worker alone at the end.
+FIRST = ("tests/e2e/", "tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_configure() -> None:
+    # On tensors as small as those of tests, torch's threads do little but wait for one another,
+    # spinning: where cores are shared, seven times the work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    if config.pluginmanager.hasplugin("xdist"):
+        items.sort(key=_turn)
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _turn(item: pytest.Item) -> int:
+    matches = (i for i, start in enumerate(FIRST) if item.nodeid.startswith(start))
+    return next(matches, len(FIRST))
+
+
+def _group(item: pytest.Item) -> str:
+    file = item.nodeid.partition("::")[0]
+    return "tests/e2e" if file.startswith("tests/e2e/") else file
 
 
 def _has_cuda() -> bool:

@@ -39,6 +39,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gateway.cli.main", *arguments]
 
 
+def environment() -> dict[str, str]:
+    """Of a server as people start it: a worker's bound on threads is not for it."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
 def loratorio(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
@@ -80,7 +85,9 @@ class Server:
         )
         started = time.monotonic()
         with (self.data_dir / "serve.log").open("wb") as log:
-            self.process = subprocess.Popen(arguments, cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                arguments, cwd=ROOT, stdout=log, stderr=log, env=environment()
+            )
         if not eventually(lambda: ready_file.exists() or self.ended, START_SECONDS):
             self.__exit__()
             raise TimeoutError(f"not ready within {START_SECONDS:g} s:\n{self.log}")
