@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from redis.asyncio import Redis
+from starlette.types import ASGIApp
 
 from adapters.errors import StoreUnusable
 from adapters.stores import open_parts, open_store
@@ -34,6 +35,8 @@ from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import ConfigError, DataDir, Settings
 from gateway.cors import with_cors
+from gateway.dashboard.site import Site
+from gateway.dashboard.sources import Sources
 from gateway.db import Database
 from gateway.expiry import CreditExpiry
 from gateway.fleet.directory import Static
@@ -42,6 +45,8 @@ from gateway.health import Health
 from gateway.http import Asgi, Receive, Scope, Send
 from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.idempotency.redis_answers import RedisAnswers
+from gateway.identity.logins import Logins
+from gateway.identity.passwords import Passwords
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
 from gateway.inference.calling import CallSupport
@@ -211,6 +216,7 @@ class Application:
                     self._health,
                     base_model=settings.served_model_name,
                     is_open=settings.open,
+                    dashboard=self._dashboard(database, snapshot, limiter, peppers),
                     routers=[
                         *self._adapter_routers(
                             services.gate, database, residents, await probe_tokens(prompts)
@@ -282,6 +288,23 @@ class Application:
             peppers,
             base_model=self._settings.served_model_name,
         )
+
+    def _dashboard(
+        self, database: Database, snapshot: LiveSnapshot, limiter: RateLimiter, peppers: Peppers
+    ) -> ASGIApp:
+        assert self._health is not None, "it is made before what shows it"
+        sources = Sources(
+            snapshot=snapshot,
+            limiter=limiter,
+            fleet=self._fleet,
+            health=self._health,
+            peppers=peppers,
+            base_model=self._settings.served_model_name,
+            key_environment=self._settings.key_environment,
+        )
+        hops = self._settings.forwarded_hops
+        logins = Logins(database, Passwords())
+        return Site(database, logins, sources, forwarded_hops=hops).application()
 
     def _tasks(
         self, database: Database, snapshot: LiveSnapshot, ledger: Ledger

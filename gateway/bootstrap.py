@@ -22,8 +22,10 @@ from gateway.catalog.service import CatalogService
 from gateway.config import ConfigError, Settings
 from gateway.db import Database
 from gateway.errors import ResourceNotFound, Unauthenticated
+from gateway.identity.demo_people import DemoPeople
 from gateway.identity.directory import KeyDirectory
-from gateway.identity.models import Project
+from gateway.identity.models import Project, Role
+from gateway.identity.passwords import Passwords
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService, KeyTerms
 from gateway.snapshot import LiveSnapshot
@@ -36,9 +38,19 @@ DEMO_PRICES = ("0.05", "0.005", "0.20")  # dollars per million input, cached and
 Wanted = Mapping[str, Mapping[str, Path]]  # tenant -> adapter name -> its directory
 
 
+# Who signs in to the demo's dashboard -> what they may do; None: the operator.
+DEMO_LOGINS: Mapping[str, Role | None] = {
+    "operator@demo": None,
+    "owner@demo": Role.OWNER,
+    "viewer@demo": Role.VIEWER,
+    "billing@demo": Role.BILLING,
+}
+
+
 class RememberedKeys(msgspec.Struct, frozen=True):
     admin: str = ""
     tenants: dict[str, str] = {}
+    logins: dict[str, str] = {}  # address -> password
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +61,17 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemoLogin:
+    email: str
+    password: str = field(repr=False)
+    may: str  # "operator", or a role in the organisation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     admin_key: str = field(repr=False)
     tenants: list[Tenant]  # in the order asked for
+    logins: list[DemoLogin] = field(default_factory=list)
 
 
 async def ensure_demo(settings: Settings, adapters: Mapping[str, Path]) -> Access:
@@ -61,11 +81,15 @@ async def ensure_demo(settings: Settings, adapters: Mapping[str, Path]) -> Acces
         "acme": {name: adapters[name] for name in names[:-1]},
         "globex": {name: adapters[name] for name in names[-1:]},
     }
-    return await ensure_tenants(settings, wanted, prices=DEMO_PRICES)
+    return await ensure_tenants(settings, wanted, prices=DEMO_PRICES, logins=DEMO_LOGINS)
 
 
 async def ensure_tenants(
-    settings: Settings, wanted: Wanted, *, prices: tuple[str, str, str] | None = None
+    settings: Settings,
+    wanted: Wanted,
+    *,
+    prices: tuple[str, str, str] | None = None,
+    logins: Mapping[str, Role | None] | None = None,
 ) -> Access:
     """Migrate the database; make what is missing; change nothing that is there.
 
@@ -82,7 +106,7 @@ async def ensure_tenants(
     try:
         await runner.upgrade(database)
         start = _Start(settings, database, intake)
-        return await start.ensure(wanted, prices)
+        return await start.ensure(wanted, prices, logins or {})
     finally:
         await database.close()
 
@@ -96,7 +120,12 @@ class _Start:
         self._file = settings.data_dir / KEYS_FILE
         self._now = datetime.now(UTC)
 
-    async def ensure(self, wanted: Wanted, prices: tuple[str, str, str] | None) -> Access:
+    async def ensure(
+        self,
+        wanted: Wanted,
+        prices: tuple[str, str, str] | None,
+        logins: Mapping[str, Role | None],
+    ) -> Access:
         remembered = _read_keys(self._file)
         live = LiveSnapshot(
             self._database, self._peppers, base_model=self._settings.served_model_name
@@ -105,6 +134,9 @@ class _Start:
         valid = live.current.keys
         async with self._database.publish() as session:
             keys = await self._ensure_keys(session, wanted, remembered, valid)
+            people = DemoPeople(session, self._now, Passwords())
+            passwords = await people.ensure(logins, remembered.logins)
+            keys = msgspec.structs.replace(keys, logins=passwords)
             if prices is not None:
                 await PriceList(session, self._now).ensure(self._settings.served_model_name, prices)
         if keys != remembered:
@@ -122,6 +154,10 @@ class _Start:
                     ],
                 )
                 for name in wanted
+            ],
+            logins=[
+                DemoLogin(email=email, password=keys.logins[email], may=str(role or "operator"))
+                for email, role in logins.items()
             ],
         )
 
@@ -148,7 +184,7 @@ class _Start:
         if self._holder(valid, admin) is None:
             organisation = await service.organisation(DEFAULT_ORGANISATION, create=True)
             admin = service.issue_admin(organisation, KeyTerms(), peppers=self._peppers).text
-        return RememberedKeys(admin, tenants)
+        return RememberedKeys(admin, tenants, remembered.logins)
 
     async def _ensure_project(self, service: IdentityService, name: str) -> Project:
         try:

@@ -97,6 +97,25 @@ class Unauthenticated(GatewayError):
         super().__init__("Incorrect API key provided.", headers={"www-authenticate": "Bearer"})
 
 
+class SignInRefused(GatewayError):
+    """Nobody of this name, or another password: one and the same answer."""
+
+    status, kind = HTTPStatus.UNAUTHORIZED, "invalid_request_error"
+    code = "sign_in_refused"
+
+    def __init__(self, message: str = "This address and password do not belong together.") -> None:
+        super().__init__(message)
+
+
+class SignInLimited(GatewayError):
+    status, kind = HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"
+    code = "too_many_sign_ins"
+
+    def __init__(self, wait_s: float) -> None:
+        wait = max(1, round(wait_s))
+        super().__init__(f"Too many tries. Try again in {wait} seconds.", retry_after=wait)
+
+
 class PermissionDenied(GatewayError):
     status, kind = HTTPStatus.FORBIDDEN, "permission_error"
     code = "permission_denied"

@@ -13,7 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
+from gateway.dashboard.visit import ROOT as DASHBOARD
 from gateway.db import DatabaseUnavailable
 from gateway.errors import (
     BodyTooLarge,
@@ -33,7 +35,12 @@ BEARER = HTTPBearer(auto_error=False, scheme_name="key")  # for the description;
 
 
 def rest_application(
-    health: Health, *, base_model: str, is_open: bool, routers: Iterable[APIRouter] = ()
+    health: Health,
+    *,
+    base_model: str,
+    is_open: bool,
+    routers: Iterable[APIRouter] = (),
+    dashboard: ASGIApp | None = None,
 ) -> FastAPI:
     application = FastAPI(title="Loratorio", docs_url=None, redoc_url=None)
     application.add_exception_handler(HTTPException, _as_openai)  # type: ignore[arg-type]
@@ -42,6 +49,8 @@ def rest_application(
         application.add_exception_handler(error, _as_told)
     for router in routers:
         application.include_router(router, dependencies=[Security(BEARER)])
+    if dashboard is not None:
+        application.mount(DASHBOARD, dashboard)
     application.include_router(page_router(health, base_model=base_model, is_open=is_open))
     application.openapi = _described(application.openapi)  # type: ignore[method-assign]
     return application

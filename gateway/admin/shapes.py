@@ -150,6 +150,13 @@ def audit(row: AuditEvent) -> Json:
         "type": row.type,
         "effective_at": seconds(row.at),
         "project": {"id": row.project_id} if row.project_id else None,
-        "actor": {"type": "api_key", "api_key": {"id": row.actor_id}},
+        "actor": _actor(row),
         row.type: {"id": row.object_id, **row.change},
     }
+
+
+def _actor(row: AuditEvent) -> Json:
+    """Somebody at the dashboard is a session, as OpenAI calls it; commands have no key either."""
+    if row.actor_type == "login":
+        return {"type": "session", "session": {"user": {"id": row.actor_id, "email": ""}}}
+    return {"type": "api_key", "api_key": {"id": row.actor_id}}

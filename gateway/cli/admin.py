@@ -1,4 +1,4 @@
-"""The operator's commands: ``loratorio tenant|key|adapter|credit|price|period|usage|apply…``.
+"""The operator's commands: ``loratorio tenant|key|adapter|user|credit|price|period|usage|apply…``.
 
 They write the database directly; running gateways see every change within a second. Answers go to
 standard output as a table, or as JSON with ``--json``. What is wrong is said in one line on
@@ -49,6 +49,7 @@ def _families() -> Iterable[Family]:
         _group("tenant", "tenants", "create, list and revoke tenants"),
         _group("key", "keys", "create, list and revoke API keys"),
         _group("adapter", "adapters", "create, list and revoke a tenant's adapters"),
+        _group("user", "users", "who signs in to the dashboard"),
         _group("credit", "credits", "grant and list credit that was paid in advance"),
         _group("price", "usage", "set, list and correct prices", "add_prices"),
         _group("period", "usage", "close and list billing months", "add_periods"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.bootstrap import Tenant
+from gateway.bootstrap import DemoLogin, Tenant
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +17,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str
     base_model: str
     tenants: list[Tenant]
+    logins: list[DemoLogin] = []  # of the demo: who may sign in to the dashboard
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -38,15 +39,22 @@ def banner(ready: Ready) -> str:
         f"    {tenant.name:10} {tenant.api_key}\n{'':15}{', '.join(tenant.models)}"
         for tenant in ready.tenants
     )
+    people = "\n".join(f"    {each.email:14} {each.password}  {each.may}" for each in ready.logins)
+    door = (
+        f"\n\n  Sign in to the dashboard as\n{people}"
+        if people
+        else "\n\n  To sign in to the dashboard: loratorio user add YOU@EXAMPLE.COM --operator"
+    )
     first = ready.tenants[0]
     model = first.models[0]
     return f"""
-  Page     {ready.dashboard_url}
-  API      {ready.base_url}
-  Metrics  {ready.metrics_url}
+  Dashboard  {ready.dashboard_url}
+  API        {ready.base_url}
+  Metrics    {ready.metrics_url}
+  Chat       {ready.base_url.removesuffix("v1")}
 
   Projects, their keys and models
-{tenants}
+{tenants}{door}
 
   Try it:
     curl {ready.base_url}/chat/completions -H 'Content-Type: application/json' \\

@@ -101,11 +101,12 @@ def _ready(settings: Settings, access: Access) -> Ready:
     metrics = f"http://{url_host(settings.metrics_host)}:{settings.metrics_port}/metrics"
     return Ready(
         base_url=f"{origin}/v1",
-        dashboard_url=f"{origin}/",
+        dashboard_url=f"{origin}/dashboard",
         metrics_url=metrics,
         admin_key=access.admin_key,
         base_model=settings.served_model_name,
         tenants=access.tenants,
+        logins=access.logins,
     )
 
 

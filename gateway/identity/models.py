@@ -153,3 +153,51 @@ class ApiKey(Base):
 
     project: Mapped[Project | None] = relationship(lazy="raise")
     organisation: Mapped[Organisation] = relationship(lazy="raise")
+
+
+class Login(Base):
+    """How one person signs in to the dashboard: a person of an organisation, or an operator.
+
+    Operators see every organisation; they are people of none, so their address stands here.
+    """
+
+    __tablename__ = "login"
+    __table_args__ = (
+        CheckConstraint("(user_id IS NULL) = (email IS NOT NULL)", name="whose"),
+        Index(
+            "uq_login_user_id",
+            "user_id",
+            unique=True,
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index(
+            "uq_login_email",
+            "email",
+            unique=True,
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("member.id"))
+    email: Mapped[str | None] = mapped_column(String(254))  # of an operator
+    password: Mapped[str] = mapped_column(String(256))  # argon2id, with its parameters
+    created_at: Mapped[datetime] = mapped_column(Utc)
+    changed_at: Mapped[datetime] = mapped_column(Utc)
+    ended_at: Mapped[datetime | None] = mapped_column(Utc)
+
+
+class SignIn(Base):
+    """A browser that is signed in. Its cookie is known by its hash alone."""
+
+    __tablename__ = "sign_in"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256, hexadecimal
+    login_id: Mapped[str] = mapped_column(ForeignKey("login.id"), index=True)
+    begun_at: Mapped[datetime] = mapped_column(Utc)
+    seen_at: Mapped[datetime] = mapped_column(Utc)  # to a few minutes
+    expires_at: Mapped[datetime] = mapped_column(Utc)
+    browser: Mapped[str] = mapped_column(String(200))  # as it calls itself

@@ -10,6 +10,7 @@ quarter of an hour and more are read from the roll-ups and the events not yet in
 ones from the events alone. What an event has not (an adapter, a customer) is "" in a group.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -43,7 +44,7 @@ EVER = Window(EPOCH, datetime(9999, 1, 1, tzinfo=UTC))
 
 Group = Literal[
     "project_id", "key_id", "user_id", "tier", "model", "base_model", "adapter_id", "endpoint",
-    "price_id", "period",
+    "price_id", "period", "organisation_id",
 ]  # fmt: skip
 
 
@@ -96,10 +97,11 @@ class Bucket:
 
 
 class UsageReport:
-    """Belongs to a session, and sees one organisation, or one project of it."""
+    """Belongs to a session, and sees one organisation, or one project of it; None: all there are,
+    for operators."""
 
     def __init__(
-        self, session: AsyncSession, organisation: str, project: str | None = None
+        self, session: AsyncSession, organisation: str | None, project: str | None = None
     ) -> None:
         self._rows = ReportRepository(session, organisation, project)
 
@@ -124,6 +126,22 @@ class UsageReport:
             for start in _steps(window, width)
             for lines in (found.get(start, {}),)
         ]
+
+    async def between(
+        self,
+        edges: Sequence[datetime],
+        *,
+        group_by: Sequence[Group] = (),
+        only: Only = EVERYTHING,
+    ) -> list[dict[tuple[str, ...], Usage]]:
+        """Sums by group for each pair of neighbours of ``edges``, which lie on quarters of an hour
+        and need not be equally far apart: the days of a zone, say."""
+        found: list[dict[tuple[str, ...], Usage]] = [{} for _ in edges[1:]]
+        rows = await self._rows.lines(Window(edges[0], edges[-1]), group_by, only)
+        for slot, group, usage in _parsed(rows, len(group_by)):
+            lines = found[bisect_right(edges, slot) - 1]
+            lines[group] = lines.get(group, NOTHING) + usage
+        return found
 
     async def lines(
         self, window: Window, group_by: Sequence[Group], *, only: Only = EVERYTHING

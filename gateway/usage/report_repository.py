@@ -14,6 +14,7 @@ from gateway.usage.models import RollupWatermark, UsageEvent, UsageRollup
 from gateway.usage.rollup_repository import KEYS, SUMS, key_of, share_of
 
 SLOT = timedelta(seconds=SLOT_S)
+OWNER = "organisation_id"  # no key of a roll-up: its project says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,14 @@ class Only:
 
 
 class ReportRepository:
-    """Rows of one organisation, or of one of its projects: every select starts from ``_mine``."""
+    """Rows of one organisation, or of one of its projects: every select starts from ``_mine``.
 
-    def __init__(self, session: AsyncSession, organisation: str, project: str | None) -> None:
+    ``organisation`` None: of all, for operators.
+    """
+
+    def __init__(
+        self, session: AsyncSession, organisation: str | None, project: str | None
+    ) -> None:
         self._session = session
         self._organisation, self._project = organisation, project
 
@@ -66,7 +72,7 @@ class ReportRepository:
             first = last = window.end
         rollup = UsageRollup
         rolled = (
-            self._mine(rollup, [getattr(rollup, name) for name in (*KEYS, *SUMS)])
+            self._mine(rollup, [getattr(rollup, name) for name in (*KEYS, OWNER, *SUMS)])
             .where(rollup.slot >= first, rollup.slot < last)
             .where(*only.conditions(lambda name: getattr(rollup, name)))
         )
@@ -93,7 +99,10 @@ class ReportRepository:
 
     def _events(self, slot: Any, window: Window, only: Only) -> Select[Any]:
         event = UsageEvent
-        keys = [slot.label("slot"), *(key_of(name).label(name) for name in KEYS if name != "slot")]
+        keys = [
+            slot.label("slot"),
+            *(key_of(name).label(name) for name in (*KEYS, OWNER) if name != "slot"),
+        ]
         return (
             self._mine(event, [*keys, *(share_of(name).label(name) for name in SUMS)])
             .where(event.day >= window.start.astimezone(UTC).date())
@@ -105,7 +114,9 @@ class ReportRepository:
     def _mine(
         self, table: type[UsageEvent] | type[UsageRollup], columns: Sequence[Any]
     ) -> Select[Any]:
-        statement = select(*columns).where(table.organisation_id == self._organisation)
+        statement = select(*columns)
+        if self._organisation is not None:
+            statement = statement.where(table.organisation_id == self._organisation)
         if self._project is not None:
             statement = statement.where(table.project_id == self._project)
         return statement

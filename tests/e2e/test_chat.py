@@ -100,8 +100,10 @@ def test_a_stop_string_ends_the_text_before_itself(server: Server):
 
 
 def test_the_page_and_the_probes_answer_without_a_key(server: Server):
-    origin = server.ready["dashboard_url"].rstrip("/")
-    for path, kind in (("/", "text/html"), ("/healthz", ""), ("/readyz", "")):
+    origin = server.ready["base_url"].removesuffix("/v1")
+    assert server.ready["dashboard_url"] == f"{origin}/dashboard"
+    pages = (("/", "text/html"), ("/dashboard", "text/html"))
+    for path, kind in (*pages, ("/healthz", ""), ("/readyz", "")):
         with urllib.request.urlopen(origin + path, timeout=10) as answer:
             assert answer.status == 200
             assert kind in answer.headers["content-type"]

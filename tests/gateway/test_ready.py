@@ -10,7 +10,7 @@ from gateway.cli.ready import Ready, banner, write_private, write_ready
 
 READY = Ready(
     base_url="http://127.0.0.1:8000/v1",
-    dashboard_url="http://127.0.0.1:8000/",
+    dashboard_url="http://127.0.0.1:8000/dashboard",
     metrics_url="http://127.0.0.1:8001/metrics",
     admin_key="sk-admin-x",
     base_model="base",

@@ -1,0 +1,102 @@
+"""One server and one Chromium for all pages. Tests run on the session's loop:
+``pytestmark = ON_THE_SESSIONS_LOOP``."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.dashboard.site import Site
+from gateway.dashboard.sources import Sources
+from gateway.db import Database
+from gateway.fleet.directory import Static
+from gateway.fleet.fleet import Fleet
+from gateway.health import Health
+from gateway.identity.attempts import Attempts
+from gateway.identity.logins import Logins
+from gateway.identity.passwords import Passwords
+from gateway.limits.limiter import memory_limiter
+from gateway.listener import Listener
+from gateway.rest import rest_application
+from gateway.snapshot import LiveSnapshot
+from tests.dashboard.browser import Browser, chromium, opened
+from tests.dashboard.world import BASE, PASSWORD, World, made
+from tests.fakes.clock import until
+from tests.gateway.administrators import PEPPERS
+from tests.services import migrated_sqlite
+
+__all__ = ["migrated_sqlite"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that need a browser say so by their fixture."""
+    here = [i for i in items if Path(__file__).parent in i.path.parents]
+    for item in here:
+        if chromium() is None and "browser" in getattr(item, "fixturenames", ()):
+            reason = "no Chromium: apt-get install chromium, or name one in CHROMIUM"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@dataclass
+class Served:
+    """A running dashboard. ``cookie`` signs somebody in without the page for it."""
+
+    url: str
+    world: World
+    logins: Logins
+    attempts: Attempts
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    async def cookie(self, who: str) -> str:
+        if who not in self.cookies:
+            self.cookies[who] = await self.logins.sign_in(
+                self.world.email(who), PASSWORD, address="127.0.0.1", browser="test"
+            )
+        return self.cookies[who]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def served(
+    migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    file = tmp_path_factory.mktemp("dashboard") / "world.db"
+    shutil.copy(migrated_sqlite, file)
+    database = Database(f"sqlite+aiosqlite:///{file}")
+    world = await made(database)
+    snapshot = LiveSnapshot(database, PEPPERS, base_model=BASE)
+    await snapshot.refresh()
+    fleet = Fleet(Static(()), gateway="test")
+    health = Health(fleet, lambda: snapshot.age_s)
+    limiter = memory_limiter(rules=snapshot.rules)
+    sources = Sources(
+        snapshot=snapshot, limiter=limiter, fleet=fleet, health=health,
+        peppers=PEPPERS, base_model=BASE,
+    )  # fmt: skip
+    attempts = Attempts()
+    logins = Logins(database, Passwords(), attempts)
+    site = Site(database, logins, sources)
+    rest = rest_application(health, base_model=BASE, is_open=False, dashboard=site.application())
+    listener = Listener(rest, "127.0.0.1", 0)
+    running = asyncio.create_task(listener.run_until_stopped())
+    await until(lambda: listener.started)
+    yield Served(f"http://127.0.0.1:{listener.port}", world, logins, attempts)
+    running.cancel()
+    await asyncio.wait([running])
+    for server in listener.servers:
+        server.close()
+    for connection in list(listener.server_state.connections):
+        connection.transport.abort()
+    await limiter.close()
+    await database.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser(served: Served) -> AsyncIterator[Browser]:
+    shots = os.environ.get("SCREENSHOTS")
+    async with opened(served, Path(shots) if shots else None) as found:
+        yield found
