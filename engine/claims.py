@@ -2,7 +2,9 @@
 
 Places are shared as evenly as tenants' weights and wishes allow: a tenant may take one from another
 as long as that other still runs at least as much for its weight afterwards. So nobody waits for
-the end of somebody's long answers, and nobody's place is taken twice in turn.
+the end of somebody's long answers, and nobody's place is taken twice in turn. Who was served more
+than another who waits, by more than a quantum, has no claim: short answers need a place for a
+moment only, and would be served again and again.
 Belongs to the engine loop's thread.
 """
 
@@ -25,12 +27,15 @@ class Claims:
         self._loss = loss
         self._fairness = fairness
         self._running = list(running)
+        self._fair = fairness.least() + fairness.quantum
         self._top: list[tuple[float, str]] | None = None
         self._runs = Counter(sequence.request.submit.tenant for sequence in running)
 
     def has(self, sequence: Sequence) -> bool:
         """Some other tenant runs more than this one would with one more."""
         tenant = sequence.request.submit.tenant
+        if self._fairness[tenant] > self._fair:
+            return False
         return self._most(besides=tenant) >= self._after(tenant)
 
     def give(self, sequence: Sequence) -> None:

@@ -9,6 +9,7 @@ prefixes (deficit longest prefix match, Cao et al. 2025). Belongs to the engine 
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 INPUT_COST = 1  # per prompt token computed; cached ones cost nothing
 OUTPUT_COST = 2  # per token generated
@@ -88,8 +89,12 @@ class Fairness:
     def gap_bound(self, max_num_seqs: int, *, longest_prompt: int) -> float:
         """By how much the service of two tenants of weight 1, of whom both always wait, can differ:
         what may be charged between two turns, and what counts as equal (VTC, theorem 4.4)."""
-        most = max(INPUT_COST * longest_prompt, OUTPUT_COST * max_num_seqs)
+        most = INPUT_COST * longest_prompt + OUTPUT_COST * max_num_seqs
         return 2 * most + self.quantum
+
+    def least(self, tenants: Iterable[str] = ()) -> float:
+        """The least counter of these and of all who wait."""
+        return min((self._served[tenant] for tenant in {*tenants, *self._waiting}), default=0.0)
 
     def charge(self, tenant: str, cost: float) -> None:
         self._served[tenant] += cost / self._weights[tenant]

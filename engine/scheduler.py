@@ -27,7 +27,7 @@ from engine.residency import P
 from engine.seating import Seat, Seating
 from engine.sequence import Phase, Request, Sequence
 from engine.step import NO_ADAPTER, Chunk, StepPlan
-from engine.tempo import Tempo
+from engine.tempo import Company, Tempo
 from engine.waiting import WaitingQueue
 from engine.waits import Waits
 
@@ -59,6 +59,8 @@ class Plan:
     decodes: int = 0
     budget: int = 0  # tokens of prompts that may still be planned
     withheld: int = 0  # of them, those that only modest tenants may have
+    reserved: int = 0  # likewise, once a modest tenant's prompt is in it
+    extra: int = 0  # beyond the budget, for prompts of modest tenants that end in this pass by it
 
     @property
     def step(self) -> StepPlan:
@@ -87,6 +89,7 @@ class Scheduler(Generic[P]):
         self._running: list[Sequence] = []  # in order
         self._shared_at = float("-inf")  # when several tenants were here last, seconds
         self._even = 0.0  # pages in use, for a weight of one
+        self._least = 0.0  # service of those who want some of this pass
         self._owed: list[Sequence] = []  # waiting ones that have a claim to a place in this pass
         self._tempo = Tempo(config.max_step_s or max_step_s)
         self.preemptions = 0
@@ -165,11 +168,7 @@ class Scheduler(Generic[P]):
         self._owed = self._make_way()
         before = self.preemptions
         plan.decodes = self._plan_decodes(plan)
-        most = self._config.max_num_batched_tokens - plan.decodes
-        plan.budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=most)
-        if self._shared:
-            short = self._tempo.prompt_tokens(decodes=plan.decodes, most=most, shared=True)
-            plan.withheld = max(0, plan.budget - short)
+        self._limit_prompts(plan)
         lack, running = None, len(self._running)
         admits = self.preemptions == before
         self._plan_prompts(plan, admits=admits)
@@ -185,6 +184,21 @@ class Scheduler(Generic[P]):
         plan.copies = self._seating.take_copies()
         plan.planned.sort(key=lambda item: item.chunk.adapter)  # stable: one adapter's adjacent
         return plan
+
+    def _limit_prompts(self, plan: Plan) -> None:
+        most = self._config.max_num_batched_tokens - plan.decodes
+        company = Company.SEVERAL if self._shared else Company.NONE
+        if self._tempo.looks(plan.decodes, company):
+            return
+        plan.budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=most)
+        if company is Company.SEVERAL:
+            plan.withheld = self._withheld(plan, most, company)
+            plan.reserved = self._withheld(plan, most, Company.WAITING)
+            plan.extra = min(self._tempo.extra(), most - plan.budget)
+
+    def _withheld(self, plan: Plan, most: int, company: Company) -> int:
+        fitting = self._tempo.prompt_tokens(decodes=plan.decodes, most=most, company=company)
+        return max(0, plan.budget - fitting)
 
     def _plan_decodes(self, plan: Plan) -> int:
         for sequence in list(self._running):  # pages first: who yields must not be planned
@@ -212,20 +226,34 @@ class Scheduler(Generic[P]):
         waits and deserves more is admitted before."""
         prompts = [sequence for sequence in self._running if sequence.in_prompt]
         self._even = self._seating.pool.holdings(Kind.KV) / max(self.fairness.weights, 1e-9)
+        self._least = self.fairness.least({s.request.submit.tenant for s in prompts})
         prompts.sort(key=self._deserving)
         for sequence in prompts:
             if plan.budget > 0 and admits and self._places and self._waiting:
                 self._admit(plan, before=self._deserving(sequence))
             if (room := self._room(plan, sequence)) > 0:
-                plan.budget -= self._include(plan, sequence, room)
+                self._compute(plan, sequence, room)
 
     def _room(self, plan: Plan, sequence: Sequence) -> int:
         """Prompt tokens that it may have of this pass."""
-        return plan.budget - (0 if self._modest(sequence) else plan.withheld)
+        if not self._modest(sequence):
+            return plan.budget - plan.withheld
+        rest = sequence.known - sequence.computed
+        return rest if plan.budget < rest <= plan.budget + plan.extra else plan.budget
+
+    def _compute(self, plan: Plan, sequence: Sequence, room: int) -> None:
+        """Some of its prompt, in this pass. One of a modest tenant keeps it short: it, and whoever
+        comes meanwhile, waits for the end of it."""
+        if self._modest(sequence):
+            plan.withheld = max(plan.withheld, plan.reserved)
+        plan.budget -= self._include(plan, sequence, room)
 
     def _modest(self, sequence: Sequence) -> bool:
-        """Its tenant holds no more than an even share of the pages in use."""
+        """Its tenant holds no more than an even share of the pages in use, and was not served more
+        than others: many short requests hold little and take much."""
         tenant = sequence.request.submit.tenant
+        if self.fairness[tenant] > self._least + self.fairness.quantum:
+            return False
         return self._seating.pool.share_of(tenant) <= self._even * self.fairness.weight(tenant)
 
     def _deserving(self, sequence: Sequence) -> Claim:
@@ -285,7 +313,7 @@ class Scheduler(Generic[P]):
                 self._waits.hold(sequence, Cause.FAIRNESS)
                 over.add(tenant)
             elif seat is Seat.TAKEN:
-                plan.budget -= self._include(plan, sequence, room)
+                self._compute(plan, sequence, room)
         return None if self._places and plan.budget > plan.withheld else Cause.CAPACITY
 
     @property

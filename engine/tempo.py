@@ -2,18 +2,41 @@
 
 Learnt from the passes themselves: the time of one that only decodes, and what each prompt token
 added to one that did both. Costs grow quickly with what is seen and fall slowly, since a prompt's
-later chunks read more context than its first. Belongs to the engine loop's thread.
+later chunks read more context than its first. Where prompts never cease, no pass only decodes by
+itself, and what decodes take would be charged to prompts: now and then one is planned without
+prompts, to look. Belongs to the engine loop's thread.
 """
 
 import math
+from dataclasses import dataclass
+from enum import Enum
 
 SHARE = 0.5  # of the target, for prompts however long the decodes take: a full batch must fill up
 FEW = 32  # prompt tokens from which nothing is learnt
-GROWTH = 2.0  # of a pass by prompts, at most, where several tenants share it
-SHORT_S = 0.2  # a pass that nobody need shorten for others, where no target is set
 LEAST = 64  # prompt tokens beside decodes whatever they cost: a prompt always gets on
 BLEND = 0.2  # how far an estimate moves towards a sample that is lower
+LOOK = 64  # passes with prompts and decodes after which one only decodes
+SOON = 4  # likewise, while nothing is known of decodes
+GROWN = 2  # times the sequences that decoded when it was looked last: look again
+EXTRA = 0.2  # of the target, that a pass may take longer so that a prompt ends in it
 OUTLIER = 4.0  # a sample counts as at most this many times the estimate
+
+
+@dataclass(frozen=True, slots=True)
+class _Most:
+    """How long prompts may make a pass: the longest of these."""
+
+    growth: float  # of what its decodes take
+    share: float  # of the target
+    seconds: float  # where there is none
+
+
+class Company(Enum):
+    """Who is about, and so how long prompts may make a pass."""
+
+    NONE = None  # one tenant: up to the target
+    SEVERAL = _Most(growth=2.0, share=0.95, seconds=0.2)  # what a pass costs by itself has to pay
+    WAITING = _Most(growth=1.4, share=0.5, seconds=0.1)  # one of them waits for this very pass
 
 
 class Tempo:
@@ -22,22 +45,36 @@ class Tempo:
         self._target_s = target_s
         self._decode_s = 0.0
         self._token_s = 0.0
+        self._mixed = 0  # passes since the last that only decoded
+        self._decoded = 0  # sequences in that one
 
-    def prompt_tokens(self, *, decodes: int, most: int, shared: bool = False) -> int:
+    def prompt_tokens(self, *, decodes: int, most: int, company: Company = Company.NONE) -> int:
         """Prompt tokens the next pass may compute beside so many decodes.
 
-        ``shared``: by several tenants, of whom nobody may make passes long for the others, also
-        where nobody decodes yet.
+        In company nobody may make passes long for the others, also where nobody decodes yet.
         """
-        target_s = self._target_s
-        if shared:
-            least_s = SHARE * target_s if target_s else SHORT_S
-            target_s = min(target_s or math.inf, max(GROWTH * self._decode_s, least_s))
-        if not target_s or not self._token_s or not (decodes or shared):
+        target_s, shared = self._target_s, company.value
+        if shared is not None:
+            least_s = shared.share * target_s if target_s else shared.seconds
+            target_s = min(target_s or math.inf, max(shared.growth * self._decode_s, least_s))
+        if not target_s or not self._token_s or not (decodes or shared is not None):
             return most
         left_s = max(target_s - self._decode_s, SHARE * target_s)
         fitting = int(left_s / self._token_s)
         return min(most, max(LEAST, fitting))
+
+    def extra(self) -> int:
+        """Prompt tokens beyond those that fit, for prompts that end in the pass by them."""
+        if not self._target_s or not self._token_s:
+            return 0
+        return int(EXTRA * self._target_s / self._token_s)
+
+    def looks(self, decodes: int, company: Company = Company.NONE) -> bool:
+        """Whether the next pass is to have no prompts, to show what so many decodes take."""
+        limited = self._target_s is not None or company is not Company.NONE
+        if not decodes or not limited or self._mixed < SOON:
+            return False
+        return self._mixed >= LOOK or decodes > GROWN * self._decoded
 
     def took(self, seconds: float, *, decodes: int, prompt_tokens: int) -> None:
         """A pass of so much work took so long."""
@@ -45,7 +82,9 @@ class Tempo:
             return
         if not prompt_tokens:
             self._decode_s = _towards(self._decode_s, seconds)
+            self._mixed, self._decoded = 0, decodes
             return
+        self._mixed += decodes > 0
         if prompt_tokens < FEW and self._token_s:
             return  # what they cost is lost in how passes vary
         beside = self._decode_s if decodes else 0.0

@@ -29,9 +29,10 @@ def player(of: SimulatedEngine) -> Player:
     [
         (CPU, 16, None, Scene(prompt=60, answer=40)),
         (CPU, 16, None, Scene(prompt=60, answer=200, seconds=100)),  # places are held for long
-        (GPU, 64, 0.025, Scene(prompt=256, answer=64, seconds=6)),
+        (GPU, 64, 0.025, Scene(prompt=256, answer=64, seconds=3)),
+        (GPU, 256, 0.025, Scene(prompt=256, answer=64, seconds=5)),  # no pass is without prompts
     ],
-    ids=["short answers", "long answers", "device"],
+    ids=["short answers", "long answers", "device", "device with many places"],
 )
 def test_others_hardly_notice_a_flood(costs, seats, max_step_s, scene) -> None:
     verdict = flood(lambda: player(engine(costs, seats, max_step_s=max_step_s)), scene)
@@ -53,6 +54,22 @@ def test_two_who_both_flood_are_served_alike_and_by_weight() -> None:
     player(of).play(arrivals(streams, 120), until_s=120, each=look)
     assert len(gaps) > 500
     assert max(gaps) <= served.gap_bound(8, longest_prompt=100)
+
+
+def test_many_short_answers_do_not_keep_a_longer_one_waiting() -> None:
+    of = engine(CPU, 16)
+    served = of.core.scheduler.fairness
+    streams = [Stream(tenant="short", rate=12, prompt=64, answer=1),
+               Stream(tenant="long", rate=2, prompt=300, answer=100)]  # fmt: skip
+    gaps = []
+
+    def look() -> None:
+        if len(of.core.scheduler.lines()) == 2:
+            gaps.append(abs(served["short"] - served["long"]))
+
+    player(of).play(arrivals(streams, 60), until_s=60, each=look)
+    assert len(gaps) > 100
+    assert max(gaps) <= served.gap_bound(16, longest_prompt=300)
 
 
 def test_a_place_goes_to_who_runs_less_and_comes_back() -> None:

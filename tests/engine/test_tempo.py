@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.tempo import LEAST, Tempo
+from engine.tempo import EXTRA, LEAST, LOOK, SOON, Company, Tempo
 
 
 def learnt(target_s: float | None = 0.025) -> Tempo:
@@ -54,3 +54,48 @@ def test_passes_of_a_prompt_alone_do_not_make_it_cheap_beside_decodes() -> None:
     tempo = learnt()
     tempo.took(0.001, decodes=0, prompt_tokens=1000)
     assert tempo.prompt_tokens(decodes=4, most=2048) == pytest.approx(200, abs=1)
+
+
+def test_in_company_prompts_leave_passes_shorter_and_shortest_for_who_waits() -> None:
+    tempo = learnt()
+    lengths = [tempo.prompt_tokens(decodes=4, most=2048, company=company) for company in Company]
+    assert lengths == pytest.approx([200, 187, 75], abs=1)  # of 25 ms, 23.75 and 12.5
+
+
+def test_in_company_passes_grow_with_their_decodes_where_there_is_no_target() -> None:
+    tempo = learnt(None)
+    assert tempo.prompt_tokens(decodes=4, most=9999, company=Company.SEVERAL) == 1950  # 0.2 s
+    for seconds in (0.02, 0.08, 0.3):
+        tempo.took(seconds, decodes=99, prompt_tokens=0)
+    assert tempo.prompt_tokens(decodes=99, most=9999, company=Company.SEVERAL) == 3000  # 0.6 s
+
+
+def test_a_pass_without_prompts_shows_what_decodes_take_where_prompts_never_cease() -> None:
+    tempo = Tempo(0.025)
+    assert not tempo.looks(4)
+    for _ in range(SOON):
+        tempo.took(0.015, decodes=4, prompt_tokens=100)
+    assert tempo.looks(4)
+    assert not tempo.looks(0)
+    tempo.took(0.005, decodes=4, prompt_tokens=0)
+    assert not tempo.looks(4)
+    for _ in range(SOON):
+        tempo.took(0.015, decodes=4, prompt_tokens=100)
+    assert not tempo.looks(4)
+    assert tempo.looks(9)  # many more decode by now
+    for _ in range(LOOK):
+        tempo.took(0.015, decodes=4, prompt_tokens=100)
+    assert tempo.looks(4)
+
+
+def test_nothing_is_looked_for_where_nothing_is_limited() -> None:
+    tempo = Tempo(None)
+    for _ in range(SOON):
+        tempo.took(0.015, decodes=4, prompt_tokens=100)
+    assert not tempo.looks(4)
+    assert tempo.looks(4, Company.SEVERAL)
+
+
+def test_a_prompt_may_end_in_a_pass_by_some_tokens_more() -> None:
+    assert learnt().extra() == pytest.approx(EXTRA * 250, abs=1)
+    assert learnt(None).extra() == Tempo(0.025).extra() == 0
