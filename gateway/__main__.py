@@ -7,6 +7,7 @@ SIGINT end it gracefully: /readyz says no, streams finish, usage is settled.
 import argparse
 import asyncio
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ from gateway.db import DatabaseUnavailable
 from gateway.inference.tokenizer import TokenizerInvalid
 from gateway.listener import Listener
 
+# Few objects of a request refer to one another in circles: the collector may look less often.
+GC_THRESHOLDS = (20_000, 10, 20)
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
@@ -28,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     serve.add_argument("--settings", type=Path, required=True, metavar="FILE", help="JSON")
     options = parser.parse_args(arguments)
     log.configure(sys.stderr)
+    # Texts come one by one: the library's own threads would only hand each to and fro.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         settings = Settings.from_json(options.settings.read_bytes())
         uvloop.run(_serve(settings))
@@ -52,6 +58,7 @@ async def _serve(settings: Settings) -> None:
     async with application.opened(), asyncio.TaskGroup() as group:
         gc.collect()
         gc.freeze()  # what start-up made stays for good: the collector need not look again
+        gc.set_threshold(*GC_THRESHOLDS)
         group.create_task(metrics.run_until_stopped())
         log.logger("gateway").info("listening", port=api.port, metrics_port=metrics.port)
         await api.run_until_stopped()

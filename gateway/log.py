@@ -8,11 +8,12 @@ and its place, for its message may quote what a client sent.
 import logging
 import re
 import traceback
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import orjson
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 _KEY = re.compile(r"\bsk-[A-Za-z0-9_-]{8,}")
 
@@ -22,9 +23,8 @@ def configure(stream: TextIO, *, level: int = logging.INFO) -> None:
 
     Our own lines go straight to it; those of libraries come by way of ``logging``.
     """
-    finish: list[Processor] = [_place_of_error, _blank_keys, _SERIALISE]
     structlog.configure(
-        processors=[structlog.stdlib.add_log_level, _STAMP, *finish],
+        processors=[_line],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
@@ -32,12 +32,10 @@ def configure(stream: TextIO, *, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, _STAMP
-            ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish],
+            foreign_pre_chain=[structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _told],
         )
-    )  # fmt: skip
+    )
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
@@ -50,27 +48,29 @@ def logger(name: str) -> FilteringBoundLogger:
     return bound
 
 
-def _place_of_error(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    info = event.pop("exc_info", None)
-    if not info:
-        return event
+def _line(_logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """One step from facts to text: there is a line for every request."""
+    event["level"] = method
+    return _text(event)
+
+
+def _told(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    return _text(event)
+
+
+def _text(event: EventDict) -> str:
+    if info := event.pop("exc_info", None):
+        _name_place(event, info)
+    event["at"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    text = orjson.dumps(event, default=str).decode()
+    if "sk-" in text:
+        blank = {n: _KEY.sub("sk-…", v) if isinstance(v, str) else v for n, v in event.items()}
+        text = orjson.dumps(blank, default=str).decode()
+    return text
+
+
+def _name_place(event: EventDict, info: Any) -> None:
     error = info if isinstance(info, BaseException) else info[1]
     if error is not None:
         event["error_type"] = type(error).__name__
         event["error_place"] = "".join(traceback.format_tb(error.__traceback__))
-    return event
-
-
-def _blank_keys(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    for name, value in event.items():
-        if isinstance(value, str):
-            event[name] = _KEY.sub("sk-…", value)
-    return event
-
-
-def _serialise(event: EventDict, **_: Any) -> str:
-    return orjson.dumps(event, default=str).decode()
-
-
-_STAMP = structlog.processors.TimeStamper(fmt="iso", utc=True, key="at")
-_SERIALISE = structlog.processors.JSONRenderer(serializer=_serialise)

@@ -5,7 +5,9 @@ Children are looked up once per request, never per chunk.
 
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from gateway.histogram import Histogram, Series
 
 PREFIX = "loratorio_gateway"
 FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)
@@ -37,15 +39,15 @@ class Metrics:
         )  # fmt: skip
         self._first = Histogram(
             f"{PREFIX}_time_to_first_token_seconds", "From admission to the first tokens.",
-            ["endpoint"], buckets=SLOW, registry=registry,
+            "endpoint", SLOW, registry,
         )  # fmt: skip
         self._between = Histogram(
             f"{PREFIX}_inter_token_latency_seconds", "Between tokens that came one after another.",
-            ["endpoint"], buckets=FAST, registry=registry,
+            "endpoint", FAST, registry,
         )  # fmt: skip
         self._whole = Histogram(
-            f"{PREFIX}_request_duration_seconds", "From admission to the end.", ["endpoint"],
-            buckets=SLOW, registry=registry,
+            f"{PREFIX}_request_duration_seconds", "From admission to the end.",
+            "endpoint", SLOW, registry,
         )  # fmt: skip
         self.inflight = Gauge(
             f"{PREFIX}_requests_inflight", "Admitted and not ended.", registry=registry
@@ -92,9 +94,9 @@ class Metrics:
 
     def timing(self, endpoint: str) -> "Timing":
         return Timing(
-            first=self._first.labels(endpoint),
-            between=self._between.labels(endpoint),
-            whole=self._whole.labels(endpoint),
+            first=self._first.of(endpoint),
+            between=self._between.of(endpoint),
+            whole=self._whole.of(endpoint),
         )
 
     def count_outcome(self, endpoint: str, outcome: str) -> None:
@@ -118,7 +120,7 @@ class Timing:
 
     __slots__ = ("_began", "_between", "_first", "_last", "_whole")
 
-    def __init__(self, *, first: Histogram, between: Histogram, whole: Histogram) -> None:
+    def __init__(self, *, first: Series, between: Series, whole: Series) -> None:
         self._first, self._between, self._whole = first, between, whole
         self._began = time.monotonic()
         self._last = 0.0

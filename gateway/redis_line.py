@@ -11,7 +11,6 @@ Belongs to one event loop.
 """
 
 import asyncio
-import math
 from collections import deque
 from typing import Any
 
@@ -19,7 +18,7 @@ import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as Lost
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 
 class Line:
@@ -55,70 +54,80 @@ class Line:
             return self._open
 
 
-class _Open:
+class _Open(asyncio.Protocol):
+    """A connection that was made and greeted by the client's own code, taken over from there: no
+    task of ours stands between a caller and the socket."""
+
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._unsent: list[bytes] = []
-        self._more = asyncio.Event()
         self._lost = False
-        self._tasks = [self._loop.create_task(self._write()), self._loop.create_task(self._read())]
+        self._nothing = object()  # no whole reply; a reply may be False
+        self._reader = hiredis.Reader(replyError=_error, notEnoughData=self._nothing)
+        assert connection._writer is not None, "it is connected"
+        self._transport: asyncio.WriteTransport = connection._writer.transport
+        self._transport.set_protocol(self)
 
     def usable(self, patience_s: float) -> bool:
-        if self._lost:
+        if self._lost or self._transport.is_closing():
             return False
         return not self._asked or self._loop.time() - self._asked[0][1] <= patience_s
 
     async def ask(self, command: tuple[str | int | bytes, ...]) -> Any:
         if self._lost:
             raise Lost("the connection was lost")
+        packed = hiredis.pack_command(command)  # type: ignore[arg-type]
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._asked.append((answer, self._loop.time()))
-        self._unsent.append(hiredis.pack_command(command))  # type: ignore[arg-type]
-        self._more.set()
+        if not self._unsent:
+            self._loop.call_soon(self._write)
+        self._unsent.append(packed)
         return await answer
 
     async def close(self, why: str) -> None:
-        for task in self._tasks:
-            task.cancel()
         self._end(Lost(why))
+        self._transport.abort()
         await self._connection.disconnect(nowait=True)
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._more.wait()
-                self._more.clear()
-                unsent, self._unsent = self._unsent, []
-                await self._connection.send_packed_command(unsent, check_health=False)
-        except (RedisError, OSError) as error:
-            self._end(error)
+    def _write(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not self._lost:
+            self._transport.write(b"".join(unsent))
 
-    async def _read(self) -> None:
+    def data_received(self, data: bytes) -> None:
         try:
-            while True:
-                try:
-                    reply = await self._connection.read_response(timeout=math.inf)
-                except ResponseError as error:  # of this command alone
-                    reply = error
-                answer = self._answered()
-                if answer.done():  # nobody waits any more
-                    continue
-                if isinstance(reply, Exception):
-                    answer.set_exception(reply)
-                else:
-                    answer.set_result(reply)
-        except (RedisError, OSError) as error:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not self._nothing:
+                if not isinstance(reply, hiredis.PushNotification):  # nobody asked for it
+                    self._answer(reply)
+        except hiredis.ProtocolError as error:
             self._end(error)
+            self._transport.abort()
 
-    def _answered(self) -> asyncio.Future[Any]:
-        return self._asked.popleft()[0]
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or Lost("the connection was closed"))
+
+    def _answer(self, reply: Any) -> None:
+        if not self._asked:
+            raise hiredis.ProtocolError("a reply to no question")
+        answer, _ = self._asked.popleft()
+        if answer.done():  # nobody waits any more
+            return
+        if isinstance(reply, Exception):
+            answer.set_exception(reply)
+        else:
+            answer.set_result(reply)
 
     def _end(self, error: Exception) -> None:
         """All that wait learn of it; each gets an error of its own."""
         self._lost = True
         while self._asked:
-            answer = self._answered()
+            answer, _ = self._asked.popleft()
             if not answer.done():
                 answer.set_exception(Lost(str(error)))
+
+
+def _error(text: str) -> ResponseError:
+    return NoScriptError(text) if text.startswith("NOSCRIPT") else ResponseError(text)

@@ -18,7 +18,7 @@ from tests.stack import Program, gateway_of, settings_in, tenant_in
 
 START_S = 60.0
 STORE_S = 5.0  # a busy machine is no lost Redis
-TOKEN_S = "0.002"  # what the stub takes for a token after the first
+TOKEN_S = "0.002"  # of one pass of the stub, after the first token
 SETTLE_S = 120.0
 PLENTY = 10**9
 RATES = Rates(
@@ -72,7 +72,7 @@ async def stack(
     organisation, key = await tenant_in(settings, KeyTerms(), BUDGET_NANO, RATES)
     ports = tuple(free_ports(2))
     programs = [
-        Program("engine", ("-m", "tests.fakes.engine", settings.engines[0], TOKEN_S)),
+        Program("engine", ("-m", "bench.gateway.engine", settings.engines[0], TOKEN_S)),
         gateway_of(settings, folder),
         Program("asgi", ("-m", "bench.gateway.peers", "asgi", str(ports[0]))),
         Program("fastapi", ("-m", "bench.gateway.peers", "fastapi", str(ports[1]))),

@@ -66,7 +66,7 @@ class CallSupport:
         shown = calling.box.shown if calling else ()
         if self._tells:
             return told(messages, shown), how
-        return messages, replace(how, tools=list(shown) or None)
+        return messages, replace(how, tools=list(shown)) if shown else how
 
 
 def new_call_id() -> str:

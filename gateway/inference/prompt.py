@@ -90,16 +90,19 @@ class Prompts:
         except RecursionError:
             raise InvalidRequest("A message is nested too deeply.", param="messages") from None
         tokens: list[int] = []
-        for piece in rendered.split(marker):
+        for piece in rendered.split(marker) if marker in rendered else (rendered,):
             tokens += self.tokenizer.encode(piece, add_special=False)
         return tokens
 
     def _render(self, messages: Sequence[Message], how: Rendering, marker: str) -> str:
         assert self._template is not None
         safe = [self._disarmed(message, marker) for message in messages]
-        how = replace(
-            how, tools=self._disarmed(how.tools, marker), extra=self._disarmed(how.extra, marker)
-        )
+        if how.tools or how.extra:
+            how = replace(
+                how,
+                tools=self._disarmed(how.tools, marker),
+                extra=self._disarmed(how.extra, marker),
+            )
         if not how.continues:
             return self._template.render(safe, how)
         end = f"\ufdd2{marker}"
@@ -116,6 +119,8 @@ class Prompts:
     def _disarmed(self, value: Any, marker: str) -> Any:
         """The same message with a marker inside every spelling of a control token."""
         if isinstance(value, str):
+            if self._control.search(value) is None:
+                return value
             return self._control.sub(lambda found: found[1] + marker, value)
         if isinstance(value, Mapping):
             return {self._disarmed(k, marker): self._disarmed(v, marker) for k, v in value.items()}

@@ -47,8 +47,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Special tokens written in the text are recognised; ``add_special`` adds bos and eos."""
-        encoding: Encoding = self._rust.encode(text, add_special_tokens=add_special)
-        ids: list[int] = encoding.ids
+        # The "fast" one leaves out where in the text each token lies, a fifth of its time.
+        found: list[Encoding] = self._rust.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = found[0].ids
         return ids
 
     def bytes_of(self, token: int) -> bytes:

@@ -1,14 +1,15 @@
 -- Take everything that is asked, or nothing. memory.py says the same in Python, bucket.py the rates.
 -- KEYS: the counters, then perhaps the lease
--- ARGV: lease ms, slot ms, busy ms; for each counter: kind, unit, limit, cost, least, end of period,
---   version
+-- ARGV: one MessagePack array, for a hundred arguments cost more than what is done with them: lease
+--   ms, slot ms, busy ms; for each counter: kind, unit, limit, cost, least, end of period, version
 -- Returns: {wait in ms (0: taken), index of the binding one, money, then level and held of each};
 --   or {-1, indexes of budgets whose spending is not known here}
 local UNIT, TIRED, LATE = 60000, 1e15, 7200000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local count = (#ARGV - 3) / 7
-local lease, lease_ms, slot_ms, busy_ms = KEYS[count + 1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local facts = cmsgpack.unpack(ARGV[1])
+local count = (#facts - 3) / 7
+local lease, lease_ms, slot_ms, busy_ms = KEYS[count + 1], facts[1], facts[2], facts[3]
 
 local function whole(number) return string.format('%.0f', number) end
 
@@ -25,9 +26,9 @@ local asks, unseeded, money = {}, {-1}, -1
 for i = 1, count do
   local at = 3 + (i - 1) * 7
   local ask = {
-    key = KEYS[i], kind = ARGV[at + 1], unit = ARGV[at + 2], limit = tonumber(ARGV[at + 3]),
-    cost = tonumber(ARGV[at + 4]), least = tonumber(ARGV[at + 5]), ends = tonumber(ARGV[at + 6]),
-    version = tonumber(ARGV[at + 7]), level = 0, held = 0,
+    key = KEYS[i], kind = facts[at + 1], unit = facts[at + 2], limit = facts[at + 3],
+    cost = facts[at + 4], least = facts[at + 5], ends = facts[at + 6], version = facts[at + 7],
+    level = 0, held = 0,
   }
   if ask.kind == 'r' then
     ask.bucket = bucket(ask.key, ask.limit)

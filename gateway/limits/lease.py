@@ -39,27 +39,38 @@ class Headroom:
 
 def headroom_of(asks: Sequence[Ask], verdict: Verdict, now: datetime) -> Headroom:
     """Of each unit, the limit that has the smallest share left."""
-    facts: dict[Unit, tuple[float, int, int, float]] = {}
+    seconds = now.timestamp()
+    # Of each: the share that is left, the limit, what is left of it, seconds until it is whole.
+    requests: tuple[float, int, int, float] | None = None
+    tokens: tuple[float, int, int, float] | None = None
     for ask, level in zip(asks, verdict.levels, strict=True):
-        if ask.unit not in (Unit.REQUESTS, Unit.TOKENS):
-            continue
-        if ask.kind is Kind.RATE:
-            left, reset = remaining(level, ask.limit), reset_seconds(level, ask.limit)
+        limit, unit = ask.limit, ask.unit
+        if unit is Unit.TOKENS:
+            best = tokens
+        elif unit is Unit.REQUESTS:
+            best = requests
         else:
-            left, reset = max(0, ask.limit - level), ask.ends_ms / 1000 - now.timestamp()
-        fact = (left / ask.limit if ask.limit else 0.0, ask.limit, left, max(0.0, reset))
-        facts[ask.unit] = min(fact, facts.get(ask.unit, fact))
-    _, limit_requests, left_requests, reset_requests = facts.get(
-        Unit.REQUESTS, (0.0, None, None, 0.0)
-    )
-    _, limit_tokens, left_tokens, reset_tokens = facts.get(Unit.TOKENS, (0.0, None, None, 0.0))
+            continue
+        is_rate = ask.kind is Kind.RATE
+        left = remaining(level, limit) if is_rate else max(0, limit - level)
+        share = left / limit if limit else 0.0
+        if best is not None and share > best[0]:
+            continue
+        reset = reset_seconds(level, limit) if is_rate else ask.ends_ms / 1000 - seconds
+        fact = (share, limit, left, max(0.0, reset))
+        if best is not None and fact >= best:
+            continue
+        if unit is Unit.TOKENS:
+            tokens = fact
+        else:
+            requests = fact
     return Headroom(
-        limit_requests=limit_requests,
-        remaining_requests=left_requests,
-        reset_requests=reset_requests,
-        limit_tokens=limit_tokens,
-        remaining_tokens=left_tokens,
-        reset_tokens=reset_tokens,
+        limit_requests=requests[1] if requests else None,
+        remaining_requests=requests[2] if requests else None,
+        reset_requests=requests[3] if requests else 0.0,
+        limit_tokens=tokens[1] if tokens else None,
+        remaining_tokens=tokens[2] if tokens else None,
+        reset_tokens=tokens[3] if tokens else 0.0,
     )
 
 

@@ -91,20 +91,28 @@ class RateLimiter:
         demand: Demand | None = None,
     ) -> Lease:
         now = self._now()
-        rules, asks = [], []
+        rules, asks = list[Rule](), list[Ask]()
+        slots, purses, expiring = list[str](), list[tuple[Rule, Ask]](), False
+        over: int | None = None  # more than fits at all
         for rule in self._rules().of(principal, use):
-            if (ask := _wanted(rule, tokens, demand, now)) is not None:
-                rules.append(rule)
-                asks.append(ask)
+            if (ask := _wanted(rule, tokens, demand, now)) is None:
+                continue
+            if ask.kind is Kind.MONEY:
+                purses.append((rule, ask))
+                expiring = expiring or rule.is_expiring(now)
+            elif ask.cost > ask.limit and over is None:
+                over = len(asks)
+            elif ask.kind is Kind.SLOTS:
+                slots.append(ask.key)
+            rules.append(rule)
+            asks.append(ask)
         if not asks:
             return Lease(request=request, principal=principal, tokens=tokens, at=now)
-        for rule, ask in zip(rules, asks, strict=True):
-            if ask.kind is not Kind.MONEY and ask.cost > ask.limit:
-                headroom = await self._look(rules, now)
-                raise too_large(rule, ask, headroom)
-        if demand is not None and demand.price is None and any(map(_is_purse, asks)):
+        if over is not None:
+            raise too_large(rules[over], asks[over], await self._look(rules, now))
+        if purses and demand is not None and demand.price is None:
             raise unpriced(use.model)
-        if any(rule.is_expiring(now) for rule in rules):
+        if expiring:
             raise QuotaBackendUnavailable(
                 "A credit has just expired: what is left is being worked out.",
                 retry_after=WATCH_S,
@@ -122,10 +130,8 @@ class RateLimiter:
                 name=name,
                 at=now,
                 headroom=headroom,
-                slots=tuple(ask.key for ask in asks if ask.kind is Kind.SLOTS),
-                purses=tuple(
-                    (rule, ask) for rule, ask in zip(rules, asks, strict=True) if _is_purse(ask)
-                ),
+                slots=tuple(slots),
+                purses=tuple(purses),
                 money=verdict.money,
             )
         )
@@ -310,10 +316,6 @@ def redis_limiter(
 
 def lease_name(organisation: str, request: str) -> str:
     return names.key(organisation, "lease", request)
-
-
-def _is_purse(ask: Ask) -> bool:
-    return ask.kind is Kind.MONEY
 
 
 def _wanted(rule: Rule, tokens: int, demand: Demand | None, now: datetime) -> Ask | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from redis.asyncio import Redis
 
 from gateway.limits.store import (
@@ -40,6 +41,7 @@ class RedisStore:
         self._redis = redis
         self._line = Line(redis, patience_s=PATIENCE_S)
         self._recovery_ms = recovery_ms
+        self._pack = msgspec.msgpack.Encoder().encode
         self._name = uuid4().hex
         self._born_ms = self._watched_ms = 0
         self.gateways = 1  # alive in the last ALIVE_S seconds, as last heard
@@ -50,12 +52,14 @@ class RedisStore:
         ) = (Script(self._line, "gateway.limits", f"{name}.lua") for name in scripts)  # fmt: skip
 
     async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict:
-        keys = [ask.key for ask in asks] + ([] if lease is None else [lease])
+        keys = [ask.key for ask in asks]
+        if lease is not None:
+            keys.append(lease)
         facts: list[str | int] = [LEASE_MS, SLOT_MS, BUSY_MS]
         for ask in asks:
-            unit = WORDS.get(ask.unit, ask.unit)
-            facts += (ask.kind, unit, ask.limit, ask.cost, ask.least, ask.ends_ms, ask.version)
-        wait, *rest = await self._admit(keys, facts)
+            facts += (ask.kind, WORDS.get(ask.unit, ask.unit), ask.limit, ask.cost, ask.least,
+                      ask.ends_ms, ask.version)  # fmt: skip
+        wait, *rest = await self._admit(keys, (self._pack(facts),))
         if wait < 0:
             return Verdict(0, 0, [], [], unseeded=rest)
         binding, money, *levels = rest

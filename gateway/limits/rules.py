@@ -8,7 +8,7 @@ counters: a rotation must not double what may be used.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from urllib.parse import quote, unquote
 
@@ -19,6 +19,7 @@ from gateway.limits.period import DAY, Period, period_at
 from gateway.limits.store import Ask, Kind, Unit
 
 ANYONE = "*"
+EVER, NEVER = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))
 SHAPES: dict[str, tuple[Kind, Unit, str | None]] = {
     "requests_per_minute": (Kind.RATE, Unit.REQUESTS, None),
     "requests_per_day": (Kind.COUNT, Unit.REQUESTS, DAY),
@@ -118,13 +119,25 @@ class Rule:
         return f"{subject.level} {subject.id}" + (f" on {subject.model}" if subject.model else "")
 
     def ask(self, cost: int, now: datetime, *, least: int = 0) -> Ask:
-        key, ends_ms = self.name, 0
+        """Most requests ask the same of a limit as the last one did, in the same period."""
+        last = self.__dict__.get("_last")
+        if last is not None and last[1] <= now < last[2]:
+            known: Ask = last[0]
+            if known.cost == cost and known.least == least:
+                return known
+            return Ask(known.key, known.kind, known.unit, known.limit, cost, least,
+                       known.ends_ms, known.soft, known.version)  # fmt: skip
+        key, ends_ms, start, end = self.name, 0, EVER, NEVER
         if (period := self.period_at(now)) is not None:
             key, ends_ms = f"{self.name}:{period.id}", period.ends_ms
+            start, end = period.start, period.end
         limit = self.limit
         if self.expiring:
             limit -= sum(each.nano for each in self.expiring if each.at <= now)
-        return Ask(key, self.kind, self.unit, limit, cost, least, ends_ms, self.soft, self.version)
+        found = Ask(key, self.kind, self.unit, limit, cost, least, ends_ms, self.soft, self.version)
+        if not self.expiring:
+            self.__dict__["_last"] = found, start, end
+        return found
 
     def is_expiring(self, now: datetime) -> bool:
         """A credit has expired, and what was left of it is not known yet."""
