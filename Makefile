@@ -12,9 +12,11 @@ GPU_TESTS ?= tests/kernels $(wildcard tests/gpu)
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio
 COMPAT ?= $(CACHE)/compat
 CLIENTS ?= $(CACHE)/clients
+FOCUS ?= $(CACHE)/focus
+FOCUS_PYTHON ?= python3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu fuzz test-soak test-compat test-clients bench-cpu bench-gpu report clean
+.PHONY: help setup serve test check lint test-gpu fuzz test-soak test-compat test-clients test-focus bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +34,7 @@ test: .venv/dev-ready ## run every test that needs no GPU
 	exit $$status
 
 check: lint ## format, lint, types, imports and unit tests: before every commit
-	$(BIN)/python -m pytest -q $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine tests/deploy
+	$(BIN)/python -m pytest -q $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine tests/billing tests/deploy
 
 lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/ruff format --check .
@@ -55,6 +57,9 @@ test-compat: .venv/dev-ready ## have the original packers write anew what our lo
 
 test-clients: .venv/dev-ready ## have an older openai, LangChain, lm-eval and schemathesis call a real server
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients $(ARGS)
+
+test-focus: .venv/dev-ready ## hold exported bills to FOCUS's own validator (FOCUS_PYTHON: 3.12 or newer)
+	FOCUS=$(FOCUS) FOCUS_PYTHON=$(FOCUS_PYTHON) $(BIN)/python -m pytest tests/billing/test_official.py $(ARGS)
 
 bench-cpu: .venv/dev-ready ## measure serving on this CPU, into bench/results
 	$(BIN)/python -m bench.cpu $(ARGS)

@@ -177,6 +177,20 @@ class IdempotencyAnswerGone(Conflict):
     retryable = False
 
 
+class UnpricedUsage(Conflict):
+    """A bill would leave out requests that have no price."""
+
+    code = "unpriced_usage"
+    retryable = False
+
+
+class BooksDiffer(Conflict):
+    """What was exported is not what the ledger says: a fault of ours. Nothing is written."""
+
+    code = "books_differ"
+    retryable = False
+
+
 class AdapterRefused(GatewayError):
     """The files are no adapter for this base. ``problems`` lists every finding."""
 

@@ -45,6 +45,7 @@ SPECIAL |= {
 # Only appended to, and some of it not by tenants.
 MAY = {
     "price": "SELECT",
+    "usage_dropped_charge": "SELECT",
     "usage_event": "SELECT",
     "usage_rollup": "SELECT",
     "audit_event": "SELECT, INSERT",

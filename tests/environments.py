@@ -8,18 +8,24 @@ import venv
 from pathlib import Path
 
 
-def environment(requirements: Path, cache: Path) -> Path:
-    """Its interpreter, after installing what is needed if it is not there."""
+def environment(requirements: Path, cache: Path, *, python: str | None = None) -> Path:
+    """Its interpreter, after installing what is needed if it is not there.
+
+    ``python``: whose environment it is, where it needs another than ours.
+    """
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     place = cache / f"{requirements.stem}-{digest}"
-    python = place / "bin" / "python"
+    interpreter = place / "bin" / "python"
     if not (place / "ready").exists():
         sys.stderr.write(f"{requirements.stem}: installing {requirements.name} in {place}\n")
         shutil.rmtree(place, ignore_errors=True)
-        venv.create(place, with_pip=True)
+        if python is None:
+            venv.create(place, with_pip=True)
+        else:
+            subprocess.run([python, "-m", "venv", str(place)], check=True)
         quiet = ["--quiet", "--disable-pip-version-check"]
         subprocess.run(
-            [python, "-m", "pip", "install", *quiet, "-r", str(requirements)], check=True
+            [interpreter, "-m", "pip", "install", *quiet, "-r", str(requirements)], check=True
         )
         (place / "ready").touch()
-    return python
+    return interpreter

@@ -1,4 +1,4 @@
-"""How many bytes have gone: a bar on a terminal, a line at each quarter elsewhere."""
+"""How far a long command is: a bar on a terminal; elsewhere a line at each quarter of an upload."""
 
 import time
 from typing import TextIO
@@ -46,3 +46,24 @@ class ByteBar:
             return ""
         left = (self._total - done) * seconds / sent
         return f", {sent / seconds / MEGA:.1f} MB/s, {left:.0f} s left"
+
+
+class StepBar:
+    """Steps of a known number, on a terminal only: elsewhere nothing is written."""
+
+    def __init__(self, stream: TextIO, unit: str) -> None:
+        self._stream, self._unit = stream, unit
+        self._terminal = stream.isatty()
+
+    def show(self, done: int, total: int) -> None:
+        if self._terminal:
+            share = done / max(total, 1)
+            filled = round(WIDTH * share)
+            bar = "█" * filled + "·" * (WIDTH - filled)
+            self._stream.write(f"\r{bar} {share:4.0%} {done} of {total} {self._unit}\x1b[K")
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 import httpx2
 import msgspec
@@ -11,10 +11,11 @@ import msgspec
 from engine.client import EngineClient, EngineLost
 from engine.protocol import Counts
 from engine.transport import AddressInvalid
+from gateway.cli.billing import month
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
 from gateway.counters import CounterCheck, Reading
-from gateway.errors import Conflict, GatewayUnreachable, InvalidRequest, NoEngine
+from gateway.errors import Conflict, GatewayUnreachable, NoEngine
 from gateway.identity.service import IdentityService
 from gateway.limits.store import Purse
 from gateway.usage.ledger import Ledger
@@ -128,10 +129,7 @@ async def reprice(desk: Desk, arguments: argparse.Namespace) -> Row:
 
 
 async def close(desk: Desk, arguments: argparse.Namespace) -> Row:
-    try:
-        period = date.fromisoformat(f"{arguments.period}-01")
-    except ValueError as error:
-        raise InvalidRequest(f"{arguments.period!r} is no month like 2026-11") from error
+    period = month(arguments.period)
     async with desk.database.unit_of_work() as session:
         row = await close_period(session, period, desk.now)
         change = {"events": row.events, "cost_nano": row.cost_nano}

@@ -175,3 +175,28 @@ class DroppedUsage(Base):
     events: Mapped[int] = mapped_column(BigInteger)
     cost_nano: Mapped[int] = mapped_column(BigInteger)
     dropped_at: Mapped[datetime] = mapped_column(Utc)
+
+
+class DroppedCharge(Tenanted):
+    """What a bill tells of a day whose events went, see ``gateway.usage.charges``."""
+
+    __tablename__ = "usage_dropped_charge"
+
+    day: Mapped[date] = mapped_column(Date, primary_key=True)
+    period: Mapped[date] = mapped_column(Date, primary_key=True)
+    organisation_id: Mapped[str] = mapped_column(String(40))
+    project_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    key_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    base_model: Mapped[str] = mapped_column(String(256), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tier: Mapped[str] = mapped_column(String(16), primary_key=True)
+    price_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    input_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    output_tokens: Mapped[int] = mapped_column(BigInteger)
+    storage_byte_hours: Mapped[int] = mapped_column(BigInteger)
+    input_nano: Mapped[int] = mapped_column(BigInteger)
+    cached_nano: Mapped[int] = mapped_column(BigInteger)
+    output_nano: Mapped[int] = mapped_column(BigInteger)
+    storage_nano: Mapped[int] = mapped_column(BigInteger)

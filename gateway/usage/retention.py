@@ -1,7 +1,8 @@
 """Lets old days of the ledger go, whole: a partition is dropped, never deleted from.
 
 Only days whose month is closed and which are in the roll-ups, so reports and bills stay as they
-are; what each day held is kept in sums, against which ``reconcile`` goes on proving them.
+are; what each day held is kept in sums, against which ``reconcile`` goes on proving them, and so
+are its charges, from which a month is exported again.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict
+from gateway.usage.charge_repository import ChargeRepository
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.retention_repository import RetentionRepository
 from gateway.usage.rollup_repository import RollupRepository
@@ -63,5 +65,6 @@ class Retention:
             rows = RetentionRepository(session)
             settled = await rows.is_settled(day)
             if settled:
+                await ChargeRepository(session).keep(day)
                 await rows.drop(day, self._now())
             return settled
