@@ -58,6 +58,7 @@ from gateway.inference.prompt import Prompts
 from gateway.inference.public import PublicBeginnings
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services
+from gateway.inference.sight import Sight
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenization import Tokenization
 from gateway.inference.tokenizer import Tokenizer
@@ -78,7 +79,7 @@ from gateway.usage.recorder import Recorder
 from gateway.usage.retention import Retention
 from gateway.usage.rollups import Rollups
 
-TOKENISING_THREADS = 2
+TOKENISING_THREADS = LOOKING_THREADS = 2
 log = logging.getLogger(__name__)
 
 
@@ -181,7 +182,12 @@ class Application:
                 residents=residents,
                 answers=answers,
             )
-            prompts = Prompts(tokenizer, template, threads)
+            looking = stack.enter_context(
+                ThreadPoolExecutor(LOOKING_THREADS, thread_name_prefix="look")
+            )
+            sight = Sight.of(settings.model_dir, looking)
+            placeholder = None if sight is None else sight.seeing.token
+            prompts = Prompts(tokenizer, template, threads, placeholder=placeholder)
             grammars = GrammarCheck()
             stack.callback(grammars.close)
             intake = Intake(
@@ -193,6 +199,7 @@ class Application:
                 deadline_ms=int(settings.request_timeout_s * 1000),
                 priority_tier=settings.priority_tier,
                 public=await PublicBeginnings.of_system(settings.public_system_prompts, prompts),
+                sight=sight,
             )
             archive = Archive(database, days=settings.response_days)
             responses = ResponseEndpoint(intake.chat, archive)
@@ -209,7 +216,7 @@ class Application:
                 services,
                 intake,
                 snapshot,
-                tokenization=Tokenization(snapshot, prompts, self._fleet),
+                tokenization=Tokenization(snapshot, prompts, self._fleet, sight),
                 responses=responses,
                 health=self._health,
                 behind=rest_application(

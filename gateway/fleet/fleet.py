@@ -42,6 +42,12 @@ class Fleet:
             raise no_engine()
         return min(sizes)
 
+    @property
+    def image_tokens(self) -> int:
+        """Placeholders that an image takes; 0 where some engine reads text alone."""
+        found = {m.welcome.base.image_tokens for m in self.members if m.welcome is not None}
+        return found.pop() if len(found) == 1 else 0
+
     def choose(self, digest: str | None, *, tried: Collection[Member] = ()) -> Member:
         """A reachable engine that has not been tried. Raises NoEngine."""
         left = [member for member in self.ready if member not in tried]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from engine.protocol import Image
 from gateway.catalog.target import Target
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
@@ -17,10 +18,13 @@ from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
 from gateway.inference.public import PublicBeginnings
+from gateway.inference.sight import Sight
 from gateway.inference.structure import Structure
 from gateway.inference.support import require_known
 from gateway.inference.tier import Tier
 from gateway.inference.wire import read_chat, read_completion
+
+MOST_SUBJECT = 2000  # characters
 
 
 class Names(Protocol):
@@ -43,8 +47,11 @@ class Intake:
         deadline_ms: int,
         priority_tier: bool = False,
         public: PublicBeginnings | None = None,
+        sight: Sight | None = None,
     ) -> None:
-        """``priority_tier``: whether a client may ask to go before others."""
+        """``priority_tier``: whether a client may ask to go before others; ``sight``: None where
+        the model reads text alone."""
+        self._sight = sight
         self._public = public or PublicBeginnings()
         self._names = names
         self._prompts = prompts
@@ -54,14 +61,20 @@ class Intake:
         self._priority_tier = priority_tier
 
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
-        asked = read_chat(body)
+        album = self._sight.album() if self._sight else None
+        asked = read_chat(body, album)
         target = self._names.resolve(principal, asked.options.model, subject_of(body))
         calling = self._calls.calling(asked.tools)
         structure = self._calls.structure(calling, asked.options.structure)
         messages, how = self._calls.prompt(asked.messages, asked.rendering, calling)
         tokens = await self._prompts.of_chat(messages, how)
+        images: list[Image] = []
+        if self._sight is not None and album is not None and album.attachments:
+            self._require_seen(self._sight, asked.options)
+            context = self._fleet.context
+            tokens, images = await self._sight.images(tokens, album, context=context)
         tokens = self._kept(tokens, asked.options)
-        return self._order(
+        order = self._order(
             request_id,
             principal,
             target,
@@ -71,6 +84,16 @@ class Intake:
             calling=calling,
             param="messages",
         )
+        return replace(order, images=images) if images else order
+
+    def _require_seen(self, sight: Sight, options: Options) -> None:
+        if self._fleet.image_tokens != sight.seeing.tokens:
+            raise UnsupportedParameter("The engines here read text only.", param="messages")
+        if options.last_tokens is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens could cut an image; leave it out where messages show any.",
+                param="truncate_prompt_tokens",
+            )
 
     async def completion(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_completion(body)
@@ -205,5 +228,16 @@ def subject_of(body: Object) -> str:
             return named
     messages = body.get("messages")
     if isinstance(messages, list):
-        return repr(messages[:2])[:2000]
-    return repr(body.get("prompt", body.get("input")))[:2000]
+        return repr(_begun(messages[:2]))[:MOST_SUBJECT]
+    return repr(_begun(body.get("prompt", body.get("input"))))[:MOST_SUBJECT]
+
+
+def _begun(value: object, depth: int = 5) -> object:
+    """No more of a value than can be told: an image is megabytes of text."""
+    if isinstance(value, str):
+        return value[:MOST_SUBJECT]
+    if isinstance(value, list) and depth:
+        return [_begun(item, depth - 1) for item in value[:MOST_SUBJECT]]
+    if isinstance(value, dict) and depth:
+        return {key: _begun(item, depth - 1) for key, item in value.items()}
+    return value

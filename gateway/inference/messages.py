@@ -1,7 +1,9 @@
 """The messages of a chat: checked, and flattened to what a chat template reads.
 
-Only text is understood: an image or audio part is refused by its path. Several text parts become
-one text, joined by line breaks. ``developer`` is the newer word for ``system``.
+Several text parts become one text, joined by line breaks. Where the model sees, a user's message
+may show images, which an ``Album`` takes; its content is then a list of parts, as templates know
+them, in which an image is ``{"type": "image"}``. Any other part is refused by its path.
+``developer`` is the newer word for ``system``.
 """
 
 import json
@@ -9,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.inference.album import Album
 from gateway.inference.fields import (
     Fields,
     checked_text,
@@ -24,21 +27,25 @@ ROLES = {
     "tool": "tool", "function": "tool",
 }  # fmt: skip
 TEXTS = {"text": "text", "refusal": "refusal"}
+IMAGE, BOTH = "image_url", "text and images"
 MOST_MESSAGES = 10_000
 
 
-def read_messages(fields: Fields) -> tuple[Message, ...]:
-    """Raises InvalidRequest or one of its kinds, with the path of the part at fault."""
+def read_messages(fields: Fields, album: Album | None = None) -> tuple[Message, ...]:
+    """``album``: takes the images; None where the model reads text alone.
+
+    Raises InvalidRequest or one of its kinds, with the path of the part at fault.
+    """
     path = fields.at("messages")
     values = fields.items("messages", MOST_MESSAGES)
     if values is None:
         raise missing(path)
     if not values:
         raise InvalidRequest(f"{path} must hold at least one message.", param=path)
-    return tuple(_message(value, f"{path}[{i}]") for i, value in enumerate(values))
+    return tuple(_message(value, f"{path}[{i}]", album) for i, value in enumerate(values))
 
 
-def _message(value: Any, path: str) -> Message:
+def _message(value: Any, path: str, album: Album | None) -> Message:
     fields = object_at(value, path)
     role = fields.text("role")
     if role is None:
@@ -48,7 +55,16 @@ def _message(value: Any, path: str) -> Message:
         raise InvalidRequest(f"{path}.role must be one of {known}.", param=f"{path}.role")
     message: dict[str, Any] = {"role": ROLES[role]}
     calls = _tool_calls(fields) if role == "assistant" else []
-    message["content"] = _content(fields.take("content"), f"{path}.content", optional=bool(calls))
+    content = fields.take("content")
+    if album is not None and _shows(content):
+        if role != "user":
+            raise UnsupportedParameter(
+                f"{path}.content: images are read in messages of the role user only.",
+                param=f"{path}.content",
+            )
+        message["content"] = _parts(content, f"{path}.content", album)
+    else:
+        message["content"] = _content(content, f"{path}.content", optional=bool(calls))
     if calls:
         message["tool_calls"] = calls
     if name := fields.name("name"):
@@ -83,11 +99,29 @@ def read_content(value: Any, path: str, texts: Mapping[str, str]) -> str:
     return "\n".join(_part(part, f"{path}[{i}]", texts) for i, part in enumerate(value))
 
 
-def _part(value: Any, path: str, texts: Mapping[str, str]) -> str:
+def _shows(content: Any) -> bool:
+    """Some part of it is an image."""
+    parts = content if isinstance(content, list) else ()
+    return any(isinstance(part, dict) and part.get("type") == IMAGE for part in parts)
+
+
+def _parts(values: list[Any], path: str, album: Album) -> list[dict[str, str]]:
+    parts: list[dict[str, str]] = []
+    for i, value in enumerate(values):
+        fields, kind = typed_object(value, f"{path}[{i}]")
+        if kind == IMAGE:
+            album.add(fields)
+            parts.append({"type": "image"})
+        else:
+            parts.append({"type": "text", "text": _part(value, f"{path}[{i}]", TEXTS, BOTH)})
+    return parts
+
+
+def _part(value: Any, path: str, texts: Mapping[str, str], read: str = "text") -> str:
     fields, kind = typed_object(value, path)
     if kind not in texts:
         raise UnsupportedParameter(
-            f"{path}.type is {kind[:50]!r}; this model reads text only.", param=f"{path}.type"
+            f"{path}.type is {kind[:50]!r}; this model reads {read} only.", param=f"{path}.type"
         )
     text = fields.text(texts[kind])
     if text is None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Submit
+from engine.protocol import Image, Submit
 from gateway.catalog.target import Target
 from gateway.identity.principal import Principal
 from gateway.inference.calling import Calling
@@ -38,6 +38,7 @@ class Order:
     echoes: Sequence[str] = ()  # text of each prompt, where it is to be repeated
     embedding: Embedding | None = None  # the prompts are wanted as vectors, and nothing else
     responding: Responding | None = None  # what a response repeats, and what is kept of it
+    images: Sequence[Image] = ()  # in the one prompt
 
     @property
     def prompt_tokens(self) -> int:
@@ -131,4 +132,5 @@ class Order:
             weight=self.principal.weight,
             public_tokens=0 if self.target.adapter else self.public.length(prompt),
             pooling=self.embedding.pooling if self.embedding else None,
+            images=list(self.images),
         )

@@ -5,6 +5,9 @@ wrote. A control token spelled out *inside* a message stays text: a marker break
 rendering, and the rendered prompt is tokenised piece by piece between the markers. A message
 without such spellings takes no marker, so its tokens are exactly those of the plain rendering.
 Prompts of the completions endpoint are the caller's own, control tokens included.
+
+Where the model sees, an image is one placeholder in the tokens of a chat. Templates that go through
+a message's parts write it themselves; for the others it stands on a line before the text.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from gateway.inference.detokenize import Detokenizer
 from gateway.inference.messages import Message
 from gateway.inference.rendering import PLAIN, Rendering
 from gateway.inference.template import ChatTemplate
-from gateway.inference.tokenizer import Tokenizer
+from gateway.inference.tokenizer import Tokenizer, TokenizerInvalid
 
 LONG = 4096  # characters; tokenising more than this blocks the loop for over a millisecond
 TURN = 64  # characters that a message costs as much time as, besides its text
@@ -32,12 +35,23 @@ class Prompts:
     """Turns messages and prompts into tokens. ``threads`` runs the long ones."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, threads: Executor
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        threads: Executor,
+        *,
+        placeholder: int | None = None,
     ) -> None:
+        """``placeholder``: stands for an image; None where the model reads text alone.
+
+        Raises TokenizerInvalid where that is no token.
+        """
         self.tokenizer = tokenizer
         self._template = template
         self._threads = threads
-        self._control = _spellings(tokenizer.special)
+        self._image = _image_of(tokenizer, placeholder)
+        own = () if self._image is None else (self._image,)
+        self._control = _spellings(tokenizer.special.union(own))
 
     @property
     def template(self) -> str | None:
@@ -103,10 +117,14 @@ class Prompts:
                 tools=self._disarmed(how.tools, marker),
                 extra=self._disarmed(how.extra, marker),
             )
+        end = f"\ufdd2{marker}"
+        if how.continues:
+            safe[-1] = _followed(safe[-1], end)
+        if self._image is not None:
+            shape = as_parts if self._template.reads_parts else partial(as_text, self._image)
+            safe = [shape(message) for message in safe]
         if not how.continues:
             return self._template.render(safe, how)
-        end = f"\ufdd2{marker}"
-        safe[-1] = {**safe[-1], "content": safe[-1]["content"] + end}
         rendered, found, _ = self._template.render(safe, how).rpartition(end)
         if not found:
             raise InvalidRequest(
@@ -133,7 +151,51 @@ def _is_short(messages: Sequence[Message], how: Rendering) -> bool:
     """What is more than text has no size that is cheap to know."""
     if how.tools or how.extra or any("tool_calls" in message for message in messages):
         return False
-    return sum(len(message["content"]) + TURN for message in messages) <= LONG
+    return sum(_length(message["content"]) + TURN for message in messages) <= LONG
+
+
+def _length(content: str | Sequence[Mapping[str, str]]) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) + TURN for part in content)
+
+
+def _followed(message: Message, end: str) -> Message:
+    """The message with this at its end."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + end}
+    return {**message, "content": [*content, {"type": "text", "text": end}]}
+
+
+def as_parts(message: Message) -> Message:
+    content = message["content"]
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def as_text(image: str, message: Message) -> Message:
+    """Images first, each on a line, then the text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    shown = [image for part in content if part["type"] == "image"]
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    return {**message, "content": "\n".join([*shown, *texts])}
+
+
+def _image_of(tokenizer: Tokenizer, placeholder: int | None) -> str | None:
+    """How the placeholder is spelled."""
+    if placeholder is None:
+        return None
+    spelled = tokenizer.spelling_of(placeholder).decode("utf-8", "replace")
+    if tokenizer.encode(spelled, add_special=False) != [placeholder]:
+        raise TokenizerInvalid(
+            f"config.json: image_token_index={placeholder} is not a token by itself in"
+            f" tokenizer.json ({spelled!r})"
+        )
+    return spelled
 
 
 def _read(tokenizer: Tokenizer, tokens: Sequence[int], special: bool) -> str:

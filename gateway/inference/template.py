@@ -42,6 +42,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self.knows_tools = "tools" in find_undeclared_variables(tree)
+            self.reads_parts = _loops_over_content(tree)
             _pace_loops(tree, environment)
             self._template = environment.from_string(tree)
         except TemplateError as error:
@@ -121,6 +122,27 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _loops_over_content(tree: nodes.Template) -> bool:
+    """Whether messages may have a list of parts: some loop goes through what is their content."""
+    named = {"content"}  # so macros call it
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and _of_content(assign.node, named):
+            named.add(assign.target.name)
+    return any(_of_content(loop.iter, named) for loop in tree.find_all(nodes.For))
+
+
+def _of_content(node: nodes.Node, named: set[str]) -> bool:
+    """``message.content``, ``message['content']`` or a name of it, perhaps filtered."""
+    match node:
+        case nodes.Filter(node=nodes.Node() as inner):
+            return _of_content(inner, named)
+        case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Name(name=name):
+            return name in named
+    return False
 
 
 def _pace_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironment) -> None:

@@ -15,13 +15,17 @@ from gateway.inference.messages import read_messages
 from gateway.inference.options import read_model
 from gateway.inference.prompt import Prompts
 from gateway.inference.rendering import read_rendering
+from gateway.inference.sight import Sight
 from gateway.inference.support import refuse_unsupported
 
 
 class Tokenization:
     """Its methods raise InvalidRequest and ModelNotFound."""
 
-    def __init__(self, names: Names, prompts: Prompts, fleet: Fleet) -> None:
+    def __init__(
+        self, names: Names, prompts: Prompts, fleet: Fleet, sight: Sight | None = None
+    ) -> None:
+        self._sight = sight
         self._names = names
         self._prompts = prompts
         self._fleet = fleet
@@ -37,9 +41,12 @@ class Tokenization:
         if text is not None and body.get("messages") is not None:
             raise InvalidRequest("Give prompt or messages, not both.", param="prompt")
         if text is None:
-            messages, how = read_messages(fields), read_rendering(fields)
+            album = self._sight.album() if self._sight else None
+            messages, how = read_messages(fields, album), read_rendering(fields)
             refuse_unsupported(fields)
             tokens = await self._prompts.of_chat(messages, how)
+            if self._sight is not None and album is not None:
+                tokens, _ = self._sight.spread(tokens, album.attachments)
         else:
             add_special = fields.flag("add_special_tokens", default=True)
             refuse_unsupported(fields)

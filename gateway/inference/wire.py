@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
+from gateway.inference.album import Album
 from gateway.inference.body import Object
 from gateway.inference.fields import Fields, checked_prompts, checked_text, missing, wrong_type
 from gateway.inference.messages import Message, read_messages
@@ -31,11 +32,14 @@ class CompletionRequest:
     add_special: bool  # the tokens with which the model's prompts begin are added to a text
 
 
-def read_chat(body: Object) -> ChatRequest:
-    """Raises InvalidRequest or one of its kinds."""
+def read_chat(body: Object, album: Album | None = None) -> ChatRequest:
+    """``album``: takes the images, where the model sees.
+
+    Raises InvalidRequest or one of its kinds.
+    """
     fields = Fields(body)
     model = read_model(fields)
-    messages = read_messages(fields)
+    messages = read_messages(fields, album)
     rendering, tools = read_rendering(fields), read_tools(fields)
     options = read_options(
         fields, model=model, logprobs=_chat_logprobs(fields), max_tokens=_chat_max_tokens(fields)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastapi import FastAPI
+from msgspec import structs
 from openai import AsyncOpenAI
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from engine.protocol import AdapterRef, Submit
+from engine.protocol import AdapterRef, BaseInfo, Submit
+from engine.seeing import Seeing
 from gateway.adapter_api.residents import Residents
 from gateway.catalog.target import Target
 from gateway.cors import with_cors
@@ -33,6 +35,7 @@ from gateway.inference.prompt import Prompts
 from gateway.inference.public import PublicBeginnings
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services, TariffOf, unpriced
+from gateway.inference.sight import Sight
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenization import Tokenization
 from gateway.inference.tokenizer import Tokenizer
@@ -45,6 +48,7 @@ from gateway.responses.routes import response_router
 from gateway.rest import rest_application
 from gateway.usage.record import Finished, Record, Started
 from tests.fakes.clock import until
+from tests.fakes.engine import BASE as FAKE_BASE
 from tests.fakes.engine import FakeEngine, Knobs
 
 BASE = "tiny"
@@ -197,6 +201,11 @@ def parrot(submit: Submit) -> list[int]:
     return list(itertools.islice(itertools.cycle(ordinary), submit.max_tokens))
 
 
+def base_that_sees(seeing: Seeing) -> BaseInfo:
+    side = seeing.preparation.side
+    return structs.replace(FAKE_BASE, image_tokens=seeing.tokens, image_side=side)
+
+
 @asynccontextmanager
 async def serving(
     folder: Path,
@@ -219,6 +228,7 @@ async def serving(
     template: str = CHATML,
     public: Sequence[str] = (),
     residents: "Callable[[Fleet], Residents] | None" = None,
+    seeing: Seeing | None = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -227,6 +237,7 @@ async def serving(
             f"unix:{folder}/e{next(_numbers)}.sock",
             max_model_len=context,
             knobs=Knobs(script=parrot),
+            base=base_that_sees(seeing) if seeing else FAKE_BASE,
         )
         for _ in range(engines)
     ]
@@ -238,7 +249,9 @@ async def serving(
     model_dir = build_model_dir(folder / "model")
     tokenizer = Tokenizer.load(model_dir)
     chat = ChatTemplate(template, tokenizer.named_tokens)
-    prompts = Prompts(tokenizer, chat, threads)
+    sight = Sight(seeing, threads) if seeing else None
+    placeholder = seeing.token if seeing else None
+    prompts = Prompts(tokenizer, chat, threads, placeholder=placeholder)
     health = Health(fleet, lambda: snapshot_age[0])
     services = Services(
         gate=Gate(snapshot, open_to_this_machine=is_open, forwarded_hops=forwarded_hops),
@@ -253,12 +266,12 @@ async def serving(
         snapshot, prompts, fleet, grammars=grammars,
         calls=CallSupport(chat, tool_call_parser), deadline_ms=int(timeout_s * 1000),
         priority_tier=priority_tier,
-        public=await PublicBeginnings.of_system(public, prompts),
+        public=await PublicBeginnings.of_system(public, prompts), sight=sight,
     )  # fmt: skip
     archive = Archive(database, days=30) if database else None
     routers = [response_router(services.gate, archive)] if archive else []
     rest: FastAPI = rest_application(health, base_model=BASE, is_open=is_open, routers=routers)
-    tokenization = Tokenization(snapshot, prompts, fleet)
+    tokenization = Tokenization(snapshot, prompts, fleet, sight)
     routes = Routes(
         services,
         intake,
