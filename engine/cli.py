@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import Device, Dtype, EngineConfig
+from engine.config import Device, Dtype, EngineConfig, KvCacheDtype
 from engine.flags import Parser, amount
 
 DEFAULTS = EngineConfig(model="")
@@ -65,6 +65,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets a line once serving")
     parser.add_argument("--device", type=Device, choices=list(Device), default=d.device)
     parser.add_argument("--dtype", type=Dtype, choices=list(Dtype), default=d.dtype)
+    parser.add_argument(
+        "--kv-cache-dtype", type=KvCacheDtype, choices=list(KvCacheDtype), default=d.kv_cache_dtype
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads on CPU")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--enforce-eager", action="store_true")
@@ -108,7 +111,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 SAME_NAME = (
     "model", "listen", "name", "served_model_name", "metrics_port", "metrics_host",
-    "adapter_store", "data_dir", "device", "dtype", "threads",
+    "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",

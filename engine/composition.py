@@ -34,9 +34,9 @@ from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.models.tower import Tower
 from engine.page_memory import PageMemory
-from engine.page_size import page_elements, pages_of_tokens
+from engine.page_size import ITEM, page_elements, pages_of_tokens
 from engine.placement import A_ROWS
-from engine.plan import ITEM, Memory, Wish, describe, divide
+from engine.plan import Memory, Wish, describe, divide
 from engine.precision import choose_device, choose_dtype
 from engine.protocol import BaseInfo
 from engine.references import References
@@ -98,7 +98,12 @@ def _compose(
 
     def memory_of(pages: int) -> PageMemory:
         return PageMemory(
-            spec, config.page_tokens, num_pages=pages, dtype=place.dtype, device=place.device
+            spec,
+            config.page_tokens,
+            num_pages=pages,
+            dtype=place.dtype,
+            device=place.device,
+            narrow=config.kv_cache_dtype.narrow,
         )
 
     size = PoolSize(config, spec, place.dtype)
@@ -171,12 +176,14 @@ def _plan(config: EngineConfig, spec: ModelSpec, weights: int, pages: int) -> st
     """What the memory is for, as ``loratorio plan`` says it; beside the pool, what is measured."""
     name, total = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
     budget = int(config.gpu_memory_utilization * total)
-    pool = pages * page_elements(spec, config.page_tokens) * ITEM
+    narrow = config.kv_cache_dtype.narrow
+    pool = pages * page_elements(spec, config.page_tokens, narrow=narrow) * ITEM
     wish = Wish(
         gpu=name,
         context=min(config.max_model_len or spec.max_position, pages * config.page_tokens),
         adapters=0 if config.adapter_store is None else 1,
         rank=A_ROWS,
+        kv_cache_dtype=config.kv_cache_dtype,
         page_tokens=config.page_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

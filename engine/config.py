@@ -23,6 +23,17 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class KvCacheDtype(StrEnum):
+    AUTO = "auto"  # as the model computes
+    FP8 = "fp8"
+    FP8_E4M3 = "fp8_e4m3"  # the same
+
+    @property
+    def narrow(self) -> bool:
+        """8 bits a number, and a magnitude for each head of a token."""
+        return self != KvCacheDtype.AUTO
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: str  # directory of the checkpoint
@@ -35,6 +46,7 @@ class EngineConfig:
     data_dir: str | None = None  # where token counts are recorded; None: memory only
     device: Device = Device.AUTO
     dtype: Dtype = Dtype.AUTO
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     threads: int | None = None  # compute threads on CPU; None: the library's choice
     deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
     enforce_eager: bool = False

@@ -29,7 +29,9 @@ class PoolSize:
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._config, self._spec = config, spec
-        self.page_bytes = page_elements(spec, config.page_tokens) * dtype.itemsize
+        item, narrow = dtype.itemsize, config.kv_cache_dtype.narrow
+        elements = page_elements(spec, config.page_tokens, item=item, narrow=narrow)
+        self.page_bytes = elements * item
         self.longest = config.max_model_len or spec.max_position  # tokens
 
     def pages(self, device: torch.device, beside: int) -> int:

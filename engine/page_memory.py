@@ -3,17 +3,28 @@
     pool     [P, E]  E elements of the compute dtype per page, a multiple of 64
     layer l  [P, 2, KVH, PS, D]  a view; a (page, k or v, head) tile [PS, D] is contiguous
 
-KV takes the first ``L * 2 * KVH * PS * D`` elements of a page; see ``page_size`` for E.
+KV takes the first ``L * 2 * KVH * PS * D`` elements of a page; see ``page_size`` for E. Narrow KV
+takes so many bytes instead, and behind them lie the magnitudes, float32 [L, 2, KVH, PS]: whoever
+copies or shares a page has both.
 """
 
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.models.spec import ModelSpec
-from engine.page_size import page_elements
+from engine.page_size import MAGNITUDE, page_elements
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """One layer's view of the pool, as the attention kernels take it."""
+
+    kv: torch.Tensor  # [P, 2, KVH, PS, D]
+    magnitudes: torch.Tensor | None = None  # float32 [P, 2, KVH, PS], of a kv in 8 bits
 
 
 class PageMemory:
@@ -28,15 +39,24 @@ class PageMemory:
         num_pages: int,
         dtype: torch.dtype,
         device: torch.device,
+        narrow: bool = False,
     ) -> None:
         self.page_tokens, self.num_pages = page_tokens, num_pages
-        elements = page_elements(spec, page_tokens)
+        elements = page_elements(spec, page_tokens, item=dtype.itemsize, narrow=narrow)
         self.pool = _zeros((num_pages, elements), dtype, device)
         self.flat = self.pool.view(-1)
-        kv = self.pool[:, : spec.kv_elements(page_tokens)].view(
-            num_pages, spec.num_layers, 2, spec.num_kv_heads, page_tokens, spec.head_dim
-        )
-        self.layers = [kv[:, layer] for layer in range(spec.num_layers)]
+        shape = (num_pages, spec.num_layers, 2, spec.num_kv_heads, page_tokens)
+        end = spec.kv_elements(page_tokens)
+        layers = range(spec.num_layers)
+        if not narrow:
+            kv = self.pool[:, :end].view(*shape, spec.head_dim)
+            self.layers = [LayerPages(kv[:, layer]) for layer in layers]
+            return
+        data = self.pool.view(torch.uint8)
+        kv = data[:, :end].view(torch.float8_e4m3fn).view(*shape, spec.head_dim)
+        beside = data[:, end : end + MAGNITUDE * end // spec.head_dim].view(torch.float32)
+        magnitudes = beside.view(shape)
+        self.layers = [LayerPages(kv[:, layer], magnitudes[:, layer]) for layer in layers]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages (from, to), before whatever is launched next."""

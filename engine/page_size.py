@@ -1,7 +1,9 @@
 """How large a page is and how many pages things take. Torch-free: engine and plan both ask here.
 
 A page holds ``page_tokens`` tokens of K and V for all layers. Real models' pages hold nothing
-else; a page of a very small model is made larger, so that any adapter block fits in it.
+else; a page of a very small model is made larger, so that any adapter block fits in it. Sizes are
+in elements of the compute dtype, of ``item`` bytes, also where K and V take 8 bits: adapters lie in
+the same pages.
 """
 
 import math
@@ -20,15 +22,24 @@ from engine.placement import (
 )
 
 ROOMY_RANK = 64  # a B block of at least this rank fits in any page
+ITEM, MAGNITUDE = 2, 4  # bytes of a number, of the magnitude of a narrow vector
 GRAPH_BYTES = 512 << 20  # what captured decode passes keep for themselves, on CUDA
 
 
-def page_elements(spec: ModelSpec, page_tokens: int) -> int:
-    """Elements of one page: whole units, and whole tiles of K or V of one head."""
+def page_elements(
+    spec: ModelSpec, page_tokens: int, *, item: int = ITEM, narrow: bool = False
+) -> int:
+    """Elements of one page: whole units, and whole tiles of K or V of one head.
+
+    ``narrow``: K and V take 8 bits, and 32 for the magnitude of each head of a token.
+    """
     widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
     blocks = max(A_ROWS * padded_inputs(widest), B_ROWS * ROOMY_RANK)
     whole = math.lcm(UNIT, page_tokens * spec.head_dim)
-    return round_up(max(spec.kv_elements(page_tokens), blocks), whole)
+    kv = spec.kv_elements(page_tokens)
+    if narrow:
+        kv = -(-(kv + MAGNITUDE * kv // spec.head_dim) // item)
+    return round_up(max(kv, blocks), whole)
 
 
 def pages_of_tokens(tokens: int, page_tokens: int) -> int:

@@ -11,20 +11,26 @@ the engine is slower.
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.bench.floor import DEVICES, Device, Precision, Work, decode_floor
 from engine.bench.shapes import FORMATS, SHAPES, Shape
-from engine.config import EngineConfig
+from engine.config import EngineConfig, KvCacheDtype
 from engine.errors import EngineError
 from engine.flags import Parser, amount, count
 from engine.models.spec import ModelSpec
-from engine.page_size import GRAPH_BYTES, adapter_pages, page_elements, pages_of_tokens
+from engine.page_size import (
+    GRAPH_BYTES,
+    ITEM,
+    MAGNITUDE,
+    adapter_pages,
+    page_elements,
+    pages_of_tokens,
+)
 from engine.placement import BlockTooLarge
 from engine.stored_weights import StoredWeights, of_checkpoint, of_shape
 
-ITEM = 2  # bytes of the compute dtype
 CONTEXT_BYTES = 600 << 20  # the CUDA context, libraries and compiled kernels
 GIB = 1 << 30
 DEFAULTS = EngineConfig(model="")
@@ -38,6 +44,7 @@ class Wish:
     context: int  # tokens of each sequence
     adapters: int
     rank: int
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     page_tokens: int = DEFAULTS.page_tokens
     max_num_seqs: int = DEFAULTS.max_num_seqs
     max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
@@ -88,8 +95,11 @@ def divide(
     spec: ModelSpec, wish: Wish, memory: Memory, device: Device | None, precision: Precision
 ) -> Plan:
     """Share out what weights and passes leave. Raises PlanInvalid."""
-    elements = page_elements(spec, wish.page_tokens)
+    narrow = wish.kv_cache_dtype.narrow
+    elements = page_elements(spec, wish.page_tokens, narrow=narrow)
     page_bytes = elements * ITEM
+    if narrow:
+        precision = replace(precision, kv=1 + MAGNITUDE / spec.head_dim)
     try:
         each = adapter_pages(spec, wish.rank, elements) if wish.adapters else 0
     except BlockTooLarge as error:
@@ -159,7 +169,8 @@ def describe(found: Plan, wish: Wish, *, measured: bool = False) -> str:
             f"{wish.adapters} of rank {wish.rank}, {found.adapter_pages} pages each; "
             f"the pool holds at most {found.adapters_fit}"
         )
-    lines.append(f"left for sequences      {found.kv_tokens} tokens")
+    kind = ", keys and values in 8 bits" if wish.kv_cache_dtype.narrow else ""
+    lines.append(f"left for sequences      {found.kv_tokens} tokens{kind}")
     if found.missing_bytes:
         lines.append(f"DOES NOT FIT: {_shortage(found, wish)}")
         return "\n".join(lines)
@@ -188,8 +199,8 @@ def _gib(count: int) -> str:
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when not even one sequence fits. Raises EngineError."""
     options = _parser().parse_args(argv)
-    names = ("gpu", "context", "adapters", "rank", "page_tokens", "max_num_seqs",
-             "max_num_batched_tokens", "utilization")  # fmt: skip
+    names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "page_tokens",
+             "max_num_seqs", "max_num_batched_tokens", "utilization")  # fmt: skip
     wish = Wish(**{name: getattr(options, name) for name in names})
     spec, weights = _model(options.model, options.format)
     found = plan(spec, weights, wish, DEVICES[wish.gpu])
@@ -209,6 +220,9 @@ def _parser() -> Parser:
     parser.add_argument("--adapters", type=_adapters, default=0, metavar="N")
     parser.add_argument("--rank", type=count, default=16)
     d = DEFAULTS
+    parser.add_argument(
+        "--kv-cache-dtype", type=KvCacheDtype, choices=list(KvCacheDtype), default=d.kv_cache_dtype
+    )
     parser.add_argument("--block-size", dest="page_tokens", type=count, default=d.page_tokens)
     parser.add_argument("--max-num-seqs", type=count, default=d.max_num_seqs)
     parser.add_argument("--max-num-batched-tokens", type=count, default=d.max_num_batched_tokens)

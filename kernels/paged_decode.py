@@ -6,6 +6,7 @@
     context_lens  [B]                 int32, tokens including the query's own; 0: nothing to do
     rows          [B]                 int32
     out           [T, QH, D]          only the rows of sequences with a context are written
+    magnitudes    [P, 2, KVH, PS]     where kv is float8_e4m3fn: see ``e4m3``
 
     out[row] = softmax(scale q k^T) v over the last `window` keys (0: all of them)
 
@@ -18,6 +19,8 @@ import triton
 import triton.language as tl
 
 from kernels import tiled_attention
+from kernels.e4m3 import LARGEST, from_codes, from_e4m3
+from kernels.kv_write import require_magnitudes
 from kernels.launch import (
     MIN_DOT,
     cdiv,
@@ -47,6 +50,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     rows_ptr,
     out_ptr,
     lse_ptr,
+    magnitudes_ptr,
     scale_log2,
     stride_qt,
     stride_qh,
@@ -57,6 +61,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     stride_ot,
     stride_oh,
     splits,
+    stride_magnitudes,
     G: tl.constexpr,
     D: tl.constexpr,
     PS: tl.constexpr,
@@ -70,6 +75,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     CHAINED: tl.constexpr,
 ):
     """One part of the keys of one sequence, for the query heads of one key head.
+
+    With magnitudes kv is uint8 and products are of float16, which holds codes, and queries once
+    they are at most 1. Keys' magnitudes scale their scores, values' their weights, and what all
+    have in common is in scale_log2 and taken out of the sum at the end.
 
     With several parts, out is float32 [B, splits, QH, D] and lse [B, splits, QH] the base-2
     logarithm of each part's sum of weights; parts without keys are left unwritten.
@@ -89,6 +98,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         mine = (g < G)[:, None] & (d < D)[None, :]
         head = (h * G + g)[:, None]
         q = tl.load(q_ptr + row * stride_qt + head * stride_qh + d[None, :], mask=mine, other=0.0)
+        if magnitudes_ptr is not None:
+            q_size = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), axis=1), 1e-30)
+            q = q.to(tl.float32) / q_size[:, None]
         q = q.to(CT)
         top = tl.full((BLOCK_G,), -1e30, tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)
@@ -106,15 +118,29 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             inside = seen[:, None] & (d < D)[None, :]
             k = tl.load(kv_ptr + base[:, None] + d[None, :], mask=inside, other=0.0)
             v = tl.load(kv_ptr + stride_side + base[:, None] + d[None, :], mask=inside, other=0.0)
-            scores = tl.dot(q, tl.trans(k.to(CT)), input_precision="ieee") * scale_log2
+            if magnitudes_ptr is None:
+                k, v = k.to(CT), v.to(CT)
+            else:
+                at_size = page.to(tl.int64) * stride_magnitudes + h * PS + at % PS
+                k_size = tl.load(magnitudes_ptr + at_size, mask=seen, other=0.0)
+                at_size += tl.num_programs(1) * PS
+                v_size = tl.load(magnitudes_ptr + at_size, mask=seen, other=0.0)
+                k, v = from_codes(k, CT), from_codes(v, CT)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            if magnitudes_ptr is not None:
+                scores *= q_size[:, None] * k_size[None, :]
             scores = tl.where(seen[None, :], scores, -1e30)
             peak = tl.maximum(top, tl.max(scores, axis=1))
             weights = tl.where(seen[None, :], tl.exp2(scores - peak[:, None]), 0.0)
             decay = tl.exp2(top - peak)
             total = total * decay + tl.sum(weights, axis=1)
-            acc = tl.dot(weights.to(CT), v.to(CT), acc * decay[:, None], input_precision="ieee")
+            if magnitudes_ptr is not None:
+                weights *= v_size[None, :]
+            acc = tl.dot(weights.to(CT), v, acc * decay[:, None], input_precision="ieee")
             top = peak
         acc = acc / total[:, None]
+        if magnitudes_ptr is not None:
+            acc *= 1.0 / 448.0  # see e4m3.LARGEST
         if not PARTED:
             to = out_ptr + row * stride_ot + head * stride_oh
         else:
@@ -227,6 +253,7 @@ def paged_decode(
     window: int = 0,
     deterministic: bool = False,
     seen: SeenKeys | None = None,
+    magnitudes: torch.Tensor | None = None,
 ) -> None:
     """Write the attention of every sequence's query to its row of out.
 
@@ -237,15 +264,17 @@ def paged_decode(
     """
     (_, QH, D), (_, _, KVH, _, _) = q.shape, kv.shape
     require(QH % KVH == 0, f"q: {QH} heads are no multiple of {KVH} key heads")
-    require(kv.shape[4] == D and kv.dtype == q.dtype, "kv: head size and type must match q")
+    require_magnitudes(kv, magnitudes)
+    alike = kv.dtype == q.dtype or magnitudes is not None
+    require(kv.shape[4] == D and alike, "kv: head size and type must match q")
     require(kv.stride(4) == 1 and kv.stride(3) == D, "kv: a page's tile must be contiguous")
     require(q.stride(2) == 1 and out.stride(2) == 1, "q, out: heads must be contiguous")
     if not use_triton(q):
         if deterministic:
-            _in_tiles(q, kv, page_table, context_lens, rows, scale, out, window)
+            _in_tiles(q, kv, page_table, context_lens, rows, scale, out, window, magnitudes)
         else:
             seen = seen or SeenKeys.of(kv, page_table, context_lens, rows)
-            _at_once(q, kv, seen, rows, scale, out, window)
+            _at_once(q, seen.read(kv, magnitudes, q.dtype), seen, rows, scale, out, window)
         return
     _paged_decode_triton(
         q,
@@ -257,6 +286,7 @@ def paged_decode(
         out=out,
         window=window,
         deterministic=deterministic,
+        magnitudes=magnitudes,
     )
 
 
@@ -271,6 +301,7 @@ def _paged_decode_triton(
     out: torch.Tensor,
     window: int,
     deterministic: bool,
+    magnitudes: torch.Tensor | None,
 ) -> None:
     (_, QH, D), (_, _, KVH, PS, _) = q.shape, kv.shape
     B, capacity = page_table.shape
@@ -288,13 +319,14 @@ def _paged_decode_triton(
         lse = torch.empty((B, splits, QH), dtype=torch.float32, device=q.device)
     _decode_kernel[(B, KVH, splits)](
         q,
-        kv,
+        kv if magnitudes is None else kv.view(torch.uint8),
         page_table,
         context_lens,
         rows,
         parts,
         lse,
-        scale * _LOG2_E,
+        magnitudes,
+        scale * _LOG2_E / (1.0 if magnitudes is None else LARGEST),
         q.stride(0),
         q.stride(1),
         kv.stride(0),
@@ -304,12 +336,13 @@ def _paged_decode_triton(
         out.stride(0),
         out.stride(1),
         splits,
+        None if magnitudes is None else magnitudes.stride(0),
         PARTED=splits > 1,
         G=QH // KVH,
         PS=PS,
         BLOCK_G=max(config.rows, next_power_of_2(QH // KVH)),
         BLOCK_D=block_d,
-        CT=compute_type(q.dtype),
+        CT=compute_type(q.dtype if magnitudes is None else torch.float16),
         num_warps=config.warps,
         num_stages=config.stages,
         **shape,
@@ -335,19 +368,19 @@ def _paged_decode_triton(
 
 def _at_once(
     q: torch.Tensor,
-    kv: torch.Tensor,
+    keys_values: tuple[torch.Tensor, torch.Tensor],
     seen: SeenKeys,
     rows: torch.Tensor,
     scale: float,
     out: torch.Tensor,
     window: int,
 ) -> None:
-    (T, QH, D), KVH, B = q.shape, kv.shape[2], seen.last.numel()
+    k, v = keys_values
+    (T, QH, D), KVH, B = q.shape, k.shape[1], seen.last.numel()
     if B == 0:
         return
     rows = rows if seen.live is None else rows[seen.live]
     whole = seen.in_order and B == T
-    k, v = seen.read(kv)
     heads = (q if whole else q[rows]).view(B, KVH, QH // KVH, D)
     mixed = torch.nn.functional.scaled_dot_product_attention(
         heads, k, v, seen.hidden(window, q.dtype), scale=scale
@@ -367,6 +400,7 @@ def _in_tiles(
     scale: float,
     out: torch.Tensor,
     window: int,
+    magnitudes: torch.Tensor | None,
 ) -> None:
     lengths = context_lens.tolist()
     if 0 in lengths:
@@ -374,7 +408,7 @@ def _in_tiles(
         page_table, rows = page_table[live], rows[live]
         lengths = [length for length in lengths if length]
     if lengths:
-        k, v = tiled_attention.gather_pages(kv, page_table, lengths)
+        k, v = tiled_attention.gather_pages(kv, page_table, lengths, magnitudes, dtype=q.dtype)
         last = torch.tensor(lengths) - 1
         out[rows] = _attend_in_tiles(q[rows], k, v, last, scale, window)
 
@@ -407,8 +441,10 @@ def paged_decode_reference(
     scale: float,
     out: torch.Tensor,
     window: int = 0,
+    magnitudes: torch.Tensor | None = None,
 ) -> None:
     """One sequence and one head at a time."""
+    kv = kv if magnitudes is None else from_e4m3(kv, magnitudes, torch.float32)
     G, PS = q.shape[1] // kv.shape[2], kv.shape[3]
     for b, (length, row) in enumerate(zip(context_lens.tolist(), rows.tolist(), strict=True)):
         if length == 0:

@@ -2,6 +2,7 @@
 
     kv    [P, 2, KVH, PS, D]  one layer's view of the page pool; a [PS, D] tile is contiguous
     rows  [.., D]             the same memory, one row per (page, k or v, head, offset)
+    magnitudes [P, 2, KVH, PS]  beside a kv of 8 bits, see ``e4m3``
 
 Layers have pages of the same layout, each at an offset of its own, so a row's number is the same
 in all of them. A key that a sequence does not have is read from its last one and masked: memory
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.e4m3 import from_e4m3, to_e4m3
 from kernels.launch import require
 
 
@@ -52,10 +54,18 @@ class NewTokens:
         swapped = heads.roll(heads.shape[2] // 2, 2)
         heads.copy_(torch.mul(heads, self.cos).add_(torch.mul(swapped, self.sin)))
 
-    def write(self, kv: torch.Tensor, heads: torch.Tensor) -> None:
+    def write(
+        self, kv: torch.Tensor, heads: torch.Tensor, magnitudes: torch.Tensor | None = None
+    ) -> None:
         """Store [T, 2 KVH, D], keys before values: ``kv_write``."""
         live = heads if self.written is None else heads[self.written]
-        rows_of(kv).index_put_((self.rows,), live)
+        if magnitudes is None:
+            rows_of(kv).index_put_((self.rows,), live)
+            return
+        codes, sizes = to_e4m3(live)
+        bits = rows_of(kv).view(torch.uint8)
+        bits.index_put_((self.rows,), codes.view(torch.uint8))
+        _flat(magnitudes).index_put_((_beside(kv, magnitudes, self.rows),), sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class SeenKeys:
     live: torch.Tensor | None  # [sequences] which those are; None: all
     in_order: bool  # sequence i asks with row i
     _hidden: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _sizes: dict[int, torch.Tensor] = field(default_factory=dict)  # where magnitudes are
 
     @classmethod
     def of(
@@ -92,10 +103,21 @@ class SeenKeys:
         in_order = live is None and rows.tolist() == list(range(rows.numel()))
         return cls(read, longest, last, live, in_order)
 
-    def read(self, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies [B, KVH, S, D] of keys and of values."""
+    def read(
+        self, kv: torch.Tensor, magnitudes: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies [B, KVH, S, D] of keys and of values; ``dtype`` is kv's own where that is wide."""
         B, KVH, D = self.last.numel(), kv.shape[2], kv.shape[4]
-        both = rows_of(kv).index_select(0, self.rows).view(B, 2 * KVH, -1, D)
+        if magnitudes is None:
+            both = rows_of(kv).index_select(0, self.rows)
+        else:
+            codes = rows_of(kv).view(torch.uint8).index_select(0, self.rows)
+            page = magnitudes.stride(0)  # the same in every layer
+            if page not in self._sizes:
+                self._sizes[page] = _beside(kv, magnitudes, self.rows)
+            sizes = _flat(magnitudes).index_select(0, self._sizes[page])
+            both = from_e4m3(codes.view(kv.dtype), sizes, dtype)
+        both = both.view(B, 2 * KVH, self.longest, D)
         return both[:, :KVH], both[:, KVH:]
 
     def hidden(self, window: int, dtype: torch.dtype) -> torch.Tensor:
@@ -114,6 +136,17 @@ class Places:
 
     new: NewTokens
     seen: SeenKeys | None  # None: no decodes, or each finds its own
+
+
+def _flat(magnitudes: torch.Tensor) -> torch.Tensor:
+    P, sides, KVH, PS = magnitudes.shape
+    return magnitudes.as_strided(((P - 1) * magnitudes.stride(0) + sides * KVH * PS,), (1,))
+
+
+def _beside(kv: torch.Tensor, magnitudes: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Where in ``_flat`` the magnitudes of rows are."""
+    page = _step(kv) * kv.shape[3]  # rows from one page to the next
+    return rows // page * magnitudes.stride(0) + rows % page
 
 
 def _rows(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

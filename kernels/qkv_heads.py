@@ -6,7 +6,8 @@
     positions  [T]                 int64, rows of cos_sin
     slots      [T]                 int64, page * PS + offset in the page; -1 writes nothing
     cos_sin    [positions, D]      float32: cos of D/2 frequencies, then sin of the same
-    q          [T, QH, D]          of the type of kv
+    q          [T, QH, D]          of the type of kv, or the one asked for
+    magnitudes [P, 2, KVH, PS]     where kv is float8_e4m3fn: see ``e4m3``
 
 One launch for what would be five: the planes are added up, q and k are RMS-normed per head where
 the model does that, both are rotated, k and v are written to their pages (see ``rms_norm``,
@@ -19,7 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.kv_write import kv_write_reference
+from kernels.e4m3 import e4m3_codes, magnitude_of
+from kernels.kv_write import kv_write_reference, require_magnitudes
 from kernels.launch import chained, next_power_of_2, require, use_triton
 from kernels.places import NewTokens
 from kernels.planes import total
@@ -47,12 +49,14 @@ def _qkv_heads_kernel(  # type: ignore[no-untyped-def]
     cos_sin_ptr,
     q_norm_ptr,
     k_norm_ptr,
+    magnitudes_ptr,
     eps,
     stride_part,
     stride_row,
     stride_page,
     stride_side,
     stride_head,
+    stride_magnitudes,
     QH: tl.constexpr,
     KVH: tl.constexpr,
     HALF: tl.constexpr,
@@ -106,8 +110,15 @@ def _qkv_heads_kernel(  # type: ignore[no-untyped-def]
     place = slot // PS * stride_page + side * stride_side + (head - QH - side * KVH) * stride_head
     to = kv_ptr + place[:, None] + slot % PS * (2 * HALF) + d[None, :]
     mine = live & (head >= QH)[:, None] & (slot >= 0)
-    tl.store(to, first.to(kv_ptr.dtype.element_ty), mask=mine)
-    tl.store(to + HALF, second.to(kv_ptr.dtype.element_ty), mask=mine)
+    if magnitudes_ptr is None:
+        tl.store(to, first.to(kv_ptr.dtype.element_ty), mask=mine)
+        tl.store(to + HALF, second.to(kv_ptr.dtype.element_ty), mask=mine)
+    else:
+        size = magnitude_of(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1))
+        at = magnitudes_ptr + slot // PS * stride_magnitudes + (head - QH) * PS + slot % PS
+        tl.store(at, size, mask=(head >= QH) & (head < QH + 2 * KVH) & (slot >= 0))
+        tl.store(to, e4m3_codes(first, size[:, None]), mask=mine)
+        tl.store(to + HALF, e4m3_codes(second, size[:, None]), mask=mine)
 
 
 @triton.jit
@@ -128,10 +139,14 @@ def qkv_heads(
     addend: torch.Tensor | None = None,
     norms: HeadNorms | None = None,
     new: NewTokens | None = None,
+    magnitudes: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Write the keys and values of T tokens to their pages; their rotated queries [T, QH, D].
 
-    ``new`` spares a CPU finding again what all layers of a pass share.
+    Args:
+        new: spares a CPU finding again what all layers of a pass share.
+        dtype: of the queries, where kv is of 8 bits; else it is kv's.
     """
     T, width = qkv.shape[-2:]
     _, sides, KVH, PS, D = kv.shape
@@ -140,10 +155,13 @@ def qkv_heads(
     require(sides == 2 and kv.stride(4) == 1 and kv.stride(3) == D, "kv: tiles must be contiguous")
     require(qkv.stride(-1) == 1, "qkv: columns must be contiguous")
     require(D % 2 == 0 and cos_sin.shape[1] == D, f"cos_sin: needs {D} columns")
+    require_magnitudes(kv, magnitudes)
+    require(magnitudes is None or dtype is not None, "dtype: of the queries, beside a kv of 8 bits")
+    dtype = kv.dtype if magnitudes is None or dtype is None else dtype
     if not use_triton(qkv):
         new = new or NewTokens.of(kv, positions, slots, cos_sin)
-        return _qkv_heads_torch(total(qkv, addend), kv, new, norms)
-    q = torch.empty((T, QH, D), dtype=kv.dtype, device=kv.device)
+        return _qkv_heads_torch(total(qkv, addend).to(dtype), kv, new, norms, magnitudes)
+    q = torch.empty((T, QH, D), dtype=dtype, device=kv.device)
     if T == 0:
         return q
     parts = qkv.shape[0] if qkv.dim() == 3 else 1
@@ -152,18 +170,20 @@ def qkv_heads(
         qkv,
         qkv if addend is None else addend.contiguous(),  # a pointer that may not be read
         q,
-        kv,
+        kv if magnitudes is None else kv.view(torch.uint8),
         positions,
         slots,
         cos_sin,
         cos_sin if norms is None else norms.q,  # a pointer that is not read
         cos_sin if norms is None else norms.k,
+        magnitudes,
         0.0 if norms is None else norms.eps,
         qkv.stride(0) if parts > 1 else 0,
         qkv.stride(-2),
         kv.stride(0),
         kv.stride(1),
         kv.stride(2),
+        None if magnitudes is None else magnitudes.stride(0),
         QH=QH,
         KVH=KVH,
         HALF=D // 2,
@@ -180,17 +200,21 @@ def qkv_heads(
 
 
 def _qkv_heads_torch(
-    qkv: torch.Tensor, kv: torch.Tensor, new: NewTokens, norms: HeadNorms | None
+    qkv: torch.Tensor,
+    kv: torch.Tensor,
+    new: NewTokens,
+    norms: HeadNorms | None,
+    magnitudes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Rotates inside qkv where that is the type of kv: activations of one pass, read only here."""
+    """Rotates inside qkv: activations of one pass, read only here."""
     (T, width), KVH, D = qkv.shape, kv.shape[2], kv.shape[4]
-    heads = qkv.to(kv.dtype).view(T, width // D, D)
+    heads = qkv.view(T, width // D, D)
     q, k = heads[:, : -2 * KVH], heads[:, -2 * KVH : -KVH]
     if norms is not None:
         for x, weight in ((q, norms.q), (k, norms.k)):
             x.copy_(rms_norm(x.reshape(-1, D), weight, norms.eps).view(x.shape))
     new.turn(heads[:, :-KVH])
-    new.write(kv, heads[:, -2 * KVH :])
+    new.write(kv, heads[:, -2 * KVH :], magnitudes)
     return q
 
 
@@ -209,8 +233,10 @@ def qkv_heads_reference(
     cos_sin: torch.Tensor,
     addend: torch.Tensor | None = None,
     norms: HeadNorms | None = None,
+    magnitudes: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q, a copy of kv after the writes)."""
+    """(q, a copy of kv after the writes); magnitudes are written in place."""
     qkv = qkv.float().sum(0) if qkv.dim() == 3 else qkv.float()
     q, k, v = _split(qkv if addend is None else qkv + addend.float(), kv)
     if norms is not None:
@@ -219,4 +245,4 @@ def qkv_heads_reference(
             for x, weight in ((q, norms.q), (k, norms.k))
         )
     q, k = rope_reference(q, k, positions, cos_sin)
-    return q.to(kv.dtype), kv_write_reference(k, v, kv, slots)
+    return q.to(dtype or kv.dtype), kv_write_reference(k, v, kv, slots, magnitudes)

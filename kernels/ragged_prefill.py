@@ -8,6 +8,7 @@
     query_len     [S]                 int32, rows of the chunk; 0: nothing to do
     context_lens  [S]                 int32, tokens including the chunk's own
     out           [T, QH, D]          only the rows of chunks are written
+    magnitudes    [P, 2, KVH, PS]     where kv is float8_e4m3fn: see ``e4m3``
 
 Query i of a chunk stands at position context_len - query_len + i and sees the keys up to there,
 of them the last `window` (0: all). Keys past a context are never used.
@@ -18,6 +19,8 @@ import triton
 import triton.language as tl
 
 from kernels import tiled_attention
+from kernels.e4m3 import LARGEST, from_codes, from_e4m3
+from kernels.kv_write import require_magnitudes
 from kernels.launch import (
     MIN_DOT,
     cdiv,
@@ -48,6 +51,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     query_len_ptr,
     context_lens_ptr,
     out_ptr,
+    magnitudes_ptr,
     scale_log2,
     stride_qt,
     stride_qh,
@@ -57,6 +61,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     stride_table,
     stride_ot,
     stride_oh,
+    stride_magnitudes,
     G: tl.constexpr,
     D: tl.constexpr,
     PS: tl.constexpr,
@@ -69,7 +74,8 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     """BLOCK_M rows of (query, head of one key head), rows of a query adjacent.
 
     Tiles of keys start at multiples of BLOCK_N, and one that a row does not see leaves its state
-    unchanged, so a row does not depend on how its sequence is cut into chunks.
+    unchanged, so a row does not depend on how its sequence is cut into chunks. With magnitudes
+    see ``paged_decode``.
     """
     s = tl.program_id(2).to(tl.int64)
     h = tl.program_id(1)
@@ -85,7 +91,11 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
         mine = (query < queries)[:, None] & (d < D)[None, :]
         head = h * G + row % G
         at_q = (start + query)[:, None] * stride_qt + head[:, None] * stride_qh + d[None, :]
-        q = tl.load(q_ptr + at_q, mask=mine, other=0.0).to(CT)
+        q = tl.load(q_ptr + at_q, mask=mine, other=0.0)
+        if magnitudes_ptr is not None:
+            q_size = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), axis=1), 1e-30)
+            q = q.to(tl.float32) / q_size[:, None]
+        q = q.to(CT)
         position = context - queries + query  # [BLOCK_M]
         last_query = tl.minimum((first_row + BLOCK_M - 1) // G, queries - 1)
         end = context - queries + last_query + 1
@@ -109,14 +119,28 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
             seen = at[None, :] <= position[:, None]
             if WINDOW > 0:
                 seen &= at[None, :] > position[:, None] - WINDOW
-            scores = tl.dot(q, tl.trans(k.to(CT)), input_precision="ieee") * scale_log2
+            if magnitudes_ptr is None:
+                k, v = k.to(CT), v.to(CT)
+            else:
+                at_size = page.to(tl.int64) * stride_magnitudes + h * PS + at % PS
+                k_size = tl.load(magnitudes_ptr + at_size, mask=live, other=0.0)
+                at_size += tl.num_programs(1) * PS
+                v_size = tl.load(magnitudes_ptr + at_size, mask=live, other=0.0)
+                k, v = from_codes(k, CT), from_codes(v, CT)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            if magnitudes_ptr is not None:
+                scores *= q_size[:, None] * k_size[None, :]
             scores = tl.where(seen, scores, -1e30)
             peak = tl.maximum(top, tl.max(scores, axis=1))
             weights = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
             decay = tl.exp2(top - peak)
             total = total * decay + tl.sum(weights, axis=1)
-            acc = tl.dot(weights.to(CT), v.to(CT), acc * decay[:, None], input_precision="ieee")
+            if magnitudes_ptr is not None:
+                weights *= v_size[None, :]
+            acc = tl.dot(weights.to(CT), v, acc * decay[:, None], input_precision="ieee")
             top = peak
+        if magnitudes_ptr is not None:
+            acc *= 1.0 / 448.0  # see e4m3.LARGEST
         at_out = (start + query)[:, None] * stride_ot + head[:, None] * stride_oh + d[None, :]
         tl.store(out_ptr + at_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mine)
 
@@ -134,6 +158,7 @@ def ragged_prefill(
     out: torch.Tensor,
     window: int = 0,
     deterministic: bool = False,
+    magnitudes: torch.Tensor | None = None,
 ) -> None:
     """Write the attention of every chunk's queries to their rows of out.
 
@@ -144,7 +169,9 @@ def ragged_prefill(
     """
     (_, QH, D), (_, _, KVH, _, _) = q.shape, kv.shape
     require(QH % KVH == 0, f"q: {QH} heads are no multiple of {KVH} key heads")
-    require(kv.shape[4] == D and kv.dtype == q.dtype, "kv: head size and type must match q")
+    require_magnitudes(kv, magnitudes)
+    alike = kv.dtype == q.dtype or magnitudes is not None
+    require(kv.shape[4] == D and alike, "kv: head size and type must match q")
     require(kv.stride(4) == 1 and kv.stride(3) == D, "kv: a page's tile must be contiguous")
     require(q.stride(2) == 1 and out.stride(2) == 1, "q, out: heads must be contiguous")
     if not use_triton(q):
@@ -152,7 +179,8 @@ def ragged_prefill(
         chunks = zip(query_start.tolist(), query_len.tolist(), context_lens.tolist(), strict=True)
         for s, (start, length, context) in enumerate(chunks):
             if length:
-                k, v = tiled_attention.gather_pages(kv, page_table[s : s + 1], [context])
+                pages = page_table[s : s + 1]
+                k, v = tiled_attention.gather_pages(kv, pages, [context], magnitudes, dtype=q.dtype)
                 rows = slice(start, start + length)
                 out[rows] = attend(q[rows], k[0], v[0], context, scale, window)
     elif longest and query_len.numel():
@@ -161,13 +189,14 @@ def ragged_prefill(
         config = choose(op, longest * G, q.device)
         _prefill_kernel[(cdiv(longest * G, config.rows), KVH, query_len.numel())](
             q,
-            kv,
+            kv if magnitudes is None else kv.view(torch.uint8),
             page_table,
             query_start,
             query_len,
             context_lens,
             out,
-            scale * _LOG2_E,
+            magnitudes,
+            scale * _LOG2_E / (1.0 if magnitudes is None else LARGEST),
             q.stride(0),
             q.stride(1),
             kv.stride(0),
@@ -176,6 +205,7 @@ def ragged_prefill(
             page_table.stride(0),
             out.stride(0),
             out.stride(1),
+            None if magnitudes is None else magnitudes.stride(0),
             G=G,
             D=D,
             PS=kv.shape[3],
@@ -183,7 +213,7 @@ def ragged_prefill(
             BLOCK_M=config.rows,
             BLOCK_N=config.columns,
             BLOCK_D=max(MIN_DOT, next_power_of_2(D)),
-            CT=compute_type(q.dtype),
+            CT=compute_type(q.dtype if magnitudes is None else torch.float16),
             num_warps=config.warps,
             num_stages=config.stages,
         )
@@ -234,8 +264,10 @@ def ragged_prefill_reference(
     scale: float,
     out: torch.Tensor,
     window: int = 0,
+    magnitudes: torch.Tensor | None = None,
 ) -> None:
     """One chunk and one head at a time."""
+    kv = kv if magnitudes is None else from_e4m3(kv, magnitudes, torch.float32)
     G, PS = q.shape[1] // kv.shape[2], kv.shape[3]
     chunks = zip(query_start.tolist(), query_len.tolist(), context_lens.tolist(), strict=True)
     for s, (start, length, context) in enumerate(chunks):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.e4m3 import from_e4m3
 from kernels.launch import cdiv, require, round_up
 
 QUERIES, KEYS = 16, 64
@@ -21,9 +22,16 @@ _HIDDEN = -1e30  # finite, so that a tile without a visible key gives 0 and not 
 
 
 def gather_pages(
-    kv: torch.Tensor, page_table: torch.Tensor, lengths: Sequence[int]
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    lengths: Sequence[int],
+    magnitudes: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies of the keys and values [B, KVH, S, D], S a multiple of 64.
+
+    ``dtype`` is kv's own but for 8 bits, which ``magnitudes`` (see ``e4m3``) make into it.
 
     Past its length a sequence holds zeros, not what another owner of a page left there: a NaN
     counts even with a weight of 0.
@@ -35,9 +43,15 @@ def gather_pages(
     pages = page_table.long().gather(1, torch.where(column < counts, column, 0))
     step = kv.stride(0) // (PS * D)
     require(kv.stride(0) == step * PS * D, "kv: a page must be a whole number of tiles")
-    tiles = kv.as_strided(((P - 1) * step + 2 * KVH, PS * D), (PS * D, 1))
     index = pages[:, None] * step + torch.arange(2 * KVH)[:, None]  # [B, 2 KVH, n]
-    both = tiles.index_select(0, index.view(-1)).view(len(lengths), 2 * KVH, n * PS, D)
+    tiles = kv.as_strided(((P - 1) * step + 2 * KVH, PS * D), (PS * D, 1))
+    if magnitudes is None:
+        both = tiles.index_select(0, index.view(-1))
+    else:
+        codes = tiles.view(torch.uint8).index_select(0, index.view(-1)).view(kv.dtype)
+        sizes = magnitudes[pages].permute(0, 2, 3, 1, 4)  # [B, 2, KVH, n, PS]
+        both = from_e4m3(codes.view(-1, D), sizes.reshape(-1), dtype)
+    both = both.view(len(lengths), 2 * KVH, n * PS, D)
     for b, length in enumerate(lengths):
         both[b, :, length:].zero_()
     return both[:, :KVH], both[:, KVH:]

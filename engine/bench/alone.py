@@ -111,6 +111,7 @@ class LoneEngine:
 
     def __init__(self, config: EngineConfig, *, pour: int | None = None) -> None:
         built = build_runner(config)
+        self.narrow = config.kv_cache_dtype.narrow
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         base = BaseSpec.from_checkpoint(config.model)
         dtype = getattr(torch, built.base.dtype)

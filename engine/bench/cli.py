@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.bench.shapes import FORMATS, SHAPES
+from engine.config import KvCacheDtype
 from engine.flags import Parser, count
 
 ENGINE = ("decode", "prefill", "mixed", "held")
@@ -37,6 +38,7 @@ class Options:
     shape: str
     format: str
     rank: int
+    kv_cache_dtype: KvCacheDtype
     eager: bool
     cache: Path
     out: Path
@@ -79,6 +81,9 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--format", choices=FORMATS, default="awq")
     parser.add_argument("--rank", type=count, default=16)
+    parser.add_argument(
+        "--kv-cache-dtype", type=KvCacheDtype, choices=list(KvCacheDtype), default=KvCacheDtype.AUTO
+    )
     parser.add_argument("--enforce-eager", dest="eager", action="store_true")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))

@@ -2,7 +2,7 @@
 
 Prompts of several adapters and of the base go through the engine together; the log-probabilities
 it reports for the twenty likeliest tokens, while prefilling and while decoding, are compared with
-those of the dequantised weights in float32.
+those of the dequantised weights in float32. Where pages hold 8 bits, the definition rounds too.
 """
 
 from collections.abc import Sequence
@@ -66,8 +66,8 @@ def trial(engine: LoneEngine, model: Path, refs: Sequence[AdapterRef | None]) ->
         for prompt, told in zip(prompts, outputs, strict=True)
     ]
     packed = [None if ref is None else engine.adapter(ref.digest) for ref in refs]
-    reference = Reference(Checkpoint(str(model)), engine.device).logits(sequences, packed)
-    return Trial(refs, sequences, outputs, reference)
+    reference = Reference(Checkpoint(str(model)), engine.device, narrow=engine.narrow)
+    return Trial(refs, sequences, outputs, reference.logits(sequences, packed))
 
 
 def agreement(trial: Trial) -> Agreement:

@@ -103,13 +103,15 @@ def lora_floor(shape: Shape, work: Work, device: Device) -> float:
     return device.seconds(distinct * elements * 2, 2 * elements * work.rows)
 
 
-def attention_floor(shape: Shape, work: Work, device: Device, *, chunk: int = 1) -> float:
+def attention_floor(
+    shape: Shape, work: Work, device: Device, *, chunk: int = 1, kv_bytes: float = 2.0
+) -> float:
     """Seconds of one layer's attention: ``rows`` sequences, each with ``chunk`` new tokens.
 
     ``context`` counts the new tokens too; K and V are read once, q and the result moved once.
     """
     q = shape.num_attention_heads * shape.head_dim
     kv = shape.kv_elements / shape.num_hidden_layers
-    moved = work.rows * 2 * (work.context * kv + 2 * chunk * q)
+    moved = work.rows * (work.context * kv * kv_bytes + 4 * chunk * q)
     seen = chunk * work.context - chunk * (chunk - 1) / 2  # keys, over the chunk's queries
     return device.seconds(moved, 4 * q * seen * work.rows)

@@ -34,7 +34,13 @@ from engine.config import EngineConfig
 def measure(options: Options) -> int:
     """Returns the process's exit code: 1 when anything was refused."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    setting = Setting(SHAPES[options.shape], options.format, options.rank, known_device(name))
+    setting = Setting(
+        SHAPES[options.shape],
+        options.format,
+        options.rank,
+        known_device(name),
+        options.kv_cache_dtype.narrow,
+    )
     refused = 0
     whole = [bench for bench in options.benches if bench in ENGINE]
     parts = [bench for bench in options.benches if bench not in ENGINE]
@@ -78,6 +84,7 @@ def _engine(options: Options) -> LoneEngine:
         model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=256,
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
         enable_prefix_caching=False,  # every prompt is computed, also one met before
+        kv_cache_dtype=options.kv_cache_dtype,
         max_step_s=60.0,  # prompts are not held back: all rows of a mix decode together
     )  # fmt: skip
     engine = LoneEngine(config)
@@ -113,5 +120,6 @@ def _report(options: Options, bench: str, device: str, rows: Callable[[], list[R
     print(report.table())
     name = f"{bench}-{options.shape}-{options.format}"
     name += "" if bench in ("linear", "attention") else f"-r{options.rank}"
+    name += "-kv-fp8" if options.kv_cache_dtype.narrow else ""
     print(report.write(options.out, name, dict(versions())))
     return 0

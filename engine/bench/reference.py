@@ -16,6 +16,7 @@ from engine.layers.rotary import rotary_table
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
 from engine.quant.packings import PACKINGS
+from kernels.e4m3 import from_e4m3, to_e4m3
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -23,7 +24,11 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 class Reference:
     """Any family we serve, over a checkpoint's dequantised weights."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, *, narrow: bool = False
+    ) -> None:
+        """``narrow``: keys and values are rounded as pages of 8 bits round them."""
+        self._narrow = narrow
         self.spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
         self._checkpoint, self._device = checkpoint, device
         config = checkpoint.config.get("quantization_config") or {}
@@ -122,6 +127,8 @@ class Reference:
             q = self._norm(q, weights["self_attn.q_norm.weight"])
             k = self._norm(k, weights["self_attn.k_norm.weight"])
         q, k, seen = self._rotate(q), self._rotate(k), self._seen(len(x), layer)
+        if self._narrow:
+            k, v = (from_e4m3(*to_e4m3(heads), torch.float32) for heads in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         x = x + linear("o_proj", mixed.transpose(0, 1).flatten(1))
         h = self._norm(x, weights["post_attention_layernorm.weight"])

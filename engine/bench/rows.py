@@ -34,6 +34,7 @@ class Row:
     peer: str = ""
     peer_value: float | None = None
     floor: float | None = None
+    kv: str = ""  # type of keys and values in pages; "": as the model computes
 
     @property
     def key(self) -> tuple[str, str, str, int, int, str, str]:

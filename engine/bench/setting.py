@@ -6,6 +6,7 @@ from engine.bench.floor import DEVICES, H200, Device, Precision
 from engine.bench.rows import Row, best_peers
 from engine.bench.shapes import Shape
 
+NARROW_KV = 1 + 4 / 128  # bytes: a code and its share of a head's magnitude
 STATISTICS = (" median", " P99")  # of a metric whose plain name the peers use
 
 
@@ -17,10 +18,14 @@ class Setting:
     format: str
     rank: int = 16
     device: Device | None = H200  # None: one without known ceilings, so no floor and no peer
+    narrow_kv: bool = False
 
     @property
     def precision(self) -> Precision:
-        return Precision() if self.format != "fp16" else Precision(weight_bits=16, group=0)
+        kv = NARROW_KV if self.narrow_kv else 2.0
+        if self.format == "fp16":
+            return Precision(weight_bits=16, group=0, kv=kv)
+        return Precision(kv=kv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,7 @@ def row(setting: Setting, figure: Figure) -> Row:
         adapters=figure.adapters, context=figure.context, metric=figure.metric,
         value=figure.value, unit=figure.unit, op=figure.op, floor=figure.floor,
         peer=peer.name if peer else "", peer_value=peer.value if peer else None,
+        kv="fp8" if setting.narrow_kv else "",
     )  # fmt: skip
 
 

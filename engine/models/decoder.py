@@ -18,6 +18,7 @@ from engine.layers.lora import Adapted, Addends, LoraPass
 from engine.layers.rotary import rotary_table
 from engine.loading import Weights
 from engine.models.spec import ModelSpec
+from engine.page_memory import LayerPages
 from engine.placement import SITES
 from kernels.places import NewTokens, Places, SeenKeys
 from kernels.qkv_heads import HeadNorms
@@ -55,13 +56,14 @@ class Layer:
             window=spec.windows[number],
             norms=_head_norms(weights, f"{prefix}.self_attn") if spec.qk_norm else None,
             deterministic=weights.place.deterministic,
+            dtype=weights.place.dtype,
         )
 
     def __call__(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        kv: torch.Tensor,
+        pages: LayerPages,
         inputs: StepInputs,
         lora: LoraPass | None,
     ) -> Addends:
@@ -70,7 +72,7 @@ class Layer:
         Linears give addends, which the op that reads them adds up.
         """
         qkv = self.qkv(x, lora)
-        x = self.attention(qkv.planes, kv, inputs, addend=qkv.addend)
+        x = self.attention(qkv.planes, pages, inputs, addend=qkv.addend)
         o = self.o(x, lora)
         x = rms_norm(o.planes, self.before_mlp, self.eps, addend=o.addend, residual=residual)
         gate_up = self.gate_up(x, lora)
@@ -97,12 +99,12 @@ class Decoder:
         return model
 
     def __call__(
-        self, inputs: StepInputs, kv: Sequence[torch.Tensor], lora: LoraPass | None
+        self, inputs: StepInputs, pages: Sequence[LayerPages], lora: LoraPass | None
     ) -> torch.Tensor:
         """The last hidden state of the rows that go through the head: [R, H], normed."""
         eps = self.spec.rms_eps
         if self._cos_sin.device.type == "cpu":
-            inputs = replace(inputs, places=self._places(inputs, kv[0]))
+            inputs = replace(inputs, places=self._places(inputs, pages[0].kv))
         residual = self.embedding(inputs.tokens)
         if lora is not None and lora.outer is not None:
             lora.outer.embed(inputs.tokens, residual, lora.segments.runs)
@@ -111,7 +113,7 @@ class Decoder:
         x = rms_norm(residual, self.layers[0].before_attention, eps)
         following = [*(layer.before_attention for layer in self.layers[1:]), self.norm]
         for number, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
-            last = layer(x, residual, kv[number], inputs, lora)
+            last = layer(x, residual, pages[number], inputs, lora)
             rows = inputs.head_rows if number + 1 == len(self.layers) else None
             x = rms_norm(last.planes, norm, eps, addend=last.addend, residual=residual, rows=rows)
         return x

@@ -238,6 +238,10 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="prompt plus completion (default: what the model and memory allow)",
     )
+    group.add_argument(
+        "--kv-cache-dtype", choices=["auto", "fp8", "fp8_e4m3"],
+        help="of keys and values in pages: fp8 halves them (default: the compute dtype)",
+    )  # fmt: skip
     group.add_argument("--max-num-seqs", type=_positive, metavar="N", help="sequences per step")
     group.add_argument(
         "--max-num-batched-tokens", type=_positive, metavar="TOKENS", help="tokens per forward pass"
@@ -284,8 +288,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     )
 
 
-PASSED_ON = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-             "gpu_memory_utilization", "max_step_ms", "max_tenant_share",
+PASSED_ON = ("kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+             "block_size", "gpu_memory_utilization", "max_step_ms", "max_tenant_share",
              "max_queue_wait")  # fmt: skip
 
 

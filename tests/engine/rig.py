@@ -36,6 +36,7 @@ class Rig:
         deterministic: bool = False,
         page_tokens: int = 16,
         pages: int = 96,
+        narrow: bool = False,
     ) -> None:
         checkpoint, cpu = Checkpoint(path), torch.device("cpu")
         self.spec = ModelSpec.read(checkpoint.config)
@@ -48,7 +49,9 @@ class Rig:
             self.images = ImageVectors(tower, self.seeing, cpu)
         weights.finish()
         self.page_tokens = page_tokens
-        self.memory = PageMemory(self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu)
+        self.memory = PageMemory(
+            self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu, narrow=narrow
+        )
         self.table = AdapterTable(self.spec, cpu)
         vectors = BaseVectors(self.model.linears(), cpu)
         self.adapters = AdapterMemory(self.spec, self.memory, self.table, vectors)

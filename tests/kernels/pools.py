@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.e4m3 import to_e4m3
 from kernels.launch import cdiv, round_up
 from kernels.lora_table import A_ROWS, B_ROWS, UNIT, LoraSite, a_stride, b_stride, empty_site
 
@@ -19,6 +20,21 @@ class Contexts:
     kv: torch.Tensor  # [P, 2, KVH, PS, D], a view of layer 1 of 2
     page_table: torch.Tensor  # [B, MAXP] int32; -1 past a sequence's pages
     lengths: torch.Tensor  # [B] int32
+    magnitudes: torch.Tensor | None = None  # [P, 2, KVH, PS], of a kv in 8 bits
+
+    def narrow(self) -> "Contexts":
+        """The same in e4m3, codes and magnitudes in pages of one memory; layer 1 of 2."""
+        P, _, KVH, PS, D = self.kv.shape
+        codes, sizes = to_e4m3(self.kv.float().cpu())  # NaN stays NaN
+        tile, tiles = PS * D, 2 * 2 * KVH
+        width = round_up(tiles * (tile + 4 * PS), 4 * tile)
+        pool = torch.full((P, width), 0x7F, dtype=torch.uint8, device=self.kv.device)
+        kv = pool[:, : tiles * tile].view(torch.float8_e4m3fn).view(P, 2, 2, KVH, PS, D)[:, 1]
+        beside = pool[:, tiles * tile : tiles * (tile + 4 * PS)].view(torch.float32)
+        magnitudes = beside.view(P, 2, 2, KVH, PS)[:, 1]
+        kv.copy_(codes)
+        magnitudes.copy_(sizes)
+        return Contexts(kv, self.page_table, self.lengths, magnitudes)
 
 
 def scattered(

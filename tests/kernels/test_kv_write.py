@@ -30,6 +30,26 @@ def test_puts_each_token_into_its_slot_and_touches_nothing_else(
     assert torch.equal(kv, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "head_dim", "page"), [(3, 64, 16), (1, 80, 64), (8, 16, 16)])
+def test_puts_each_token_into_its_slot_in_8_bits(heads, head_dim, page, dtype, device):
+    kv = pool(4, heads, page, head_dim, torch.float32, device).to(torch.float8_e4m3fn)
+    sizes = torch.rand(4, 2, heads, page, device=device)
+    k, v = tokens(7, heads, head_dim, dtype, device)
+    k[3], v[4] = k[3] * 1e-5, v[4] * 1e4
+    k[5, :, 1::2] = 0.0
+    v[0, 0, 1] = float("nan")
+    last = 4 * page - 1
+    slots = torch.tensor([0, page - 1, page, 5, last, 2 * page + 3, -1], device=device)
+    wanted = sizes.clone()
+    expected = kv_write_reference(k, v, kv, slots, wanted)
+    kv_write(k, v, kv, slots, sizes)
+    assert kv[0, 1, 0, 0, 1].view(torch.uint8) & 0x7F == 0x7F  # NaN
+    kv[0, 1, 0, 0] = expected[0, 1, 0, 0] = sizes[0, 1, 0, 0] = wanted[0, 1, 0, 0] = 0.0
+    assert torch.equal(sizes, wanted)
+    assert torch.equal(kv.view(torch.uint8), expected.view(torch.uint8))
+
+
 def test_all_slots_absent_write_nothing(device):
     kv = pool(2, 3, 16, 64, torch.bfloat16, device)
     before = kv.clone()

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels import paged_decode as module
+from kernels.launch import KernelArgumentError
 from kernels.paged_decode import paged_decode, paged_decode_reference
 from tests.kernels.pools import generator, scattered
 from tests.kernels.tolerance import assert_near
@@ -20,6 +21,7 @@ def decode(q, contexts, rows, function=paged_decode, **options):
         rows=rows,
         scale=q.shape[2] ** -0.5,
         out=out,
+        magnitudes=contexts.magnitudes,
         **options,
     )
     return out
@@ -51,6 +53,53 @@ def test_matches_the_reference(
     actual = decode(q, contexts, rows, window=window, deterministic=deterministic)
     expected = decode(q, contexts, rows, paged_decode_reference, window=window)
     assert_near(actual, expected, dtype)
+
+
+@pytest.mark.parametrize(("window", "deterministic"), [(0, False), (40, True)])
+@pytest.mark.parametrize(
+    ("query_heads", "key_heads", "head_dim", "page", "dtype"),
+    [
+        (9, 3, 64, 16, torch.bfloat16),
+        (4, 4, 80, 64, torch.float32),
+        (2, 1, 128, 16, torch.float16),
+    ],
+)
+def test_matches_the_reference_on_keys_of_8_bits(
+    query_heads, key_heads, head_dim, page, dtype, window, deterministic, device
+):
+    shape = {"heads": key_heads, "head_dim": head_dim, "page": page}
+    contexts = scattered(LENGTHS, dtype=dtype, device=device, **shape).narrow()
+    q = queries(7, query_heads, head_dim, dtype, device)
+    rows = [6, 0, 0, 3, 1]
+    actual = decode(q, contexts, rows, window=window, deterministic=deterministic)
+    expected = decode(q, contexts, rows, paged_decode_reference, window=window)
+    assert_near(actual, expected, dtype)
+
+
+def test_keys_of_8_bits_attend_almost_as_wide_ones(device):
+    shape = {"heads": 3, "head_dim": 64, "page": 16, "dtype": torch.float32, "device": device}
+    wide = scattered([130, 63], **shape)
+    q = queries(2, 9, 64, torch.float32, device)
+    expected = decode(q, wide, [0, 1])
+    off = decode(q, wide.narrow(), [0, 1]) - expected
+    assert float(off.norm() / expected.norm()) < 0.05
+
+
+def test_a_sequence_in_8_bits_does_not_depend_on_its_neighbours(device):
+    shape = {"heads": 3, "head_dim": 64, "page": 16, "dtype": torch.bfloat16, "device": device}
+    q = queries(5, 9, 64, torch.bfloat16, device)
+    both = scattered([130, 200, 63], **shape).narrow()
+    together = decode(q, both, [4, 0, 2], deterministic=True)
+    both.page_table, both.lengths = both.page_table[:1, :9], both.lengths[:1]
+    assert torch.equal(together[4], decode(q, both, [4], deterministic=True)[4])
+
+
+def test_refuses_keys_of_8_bits_without_their_magnitudes(device):
+    shape = {"heads": 1, "head_dim": 64, "page": 16, "dtype": torch.float32, "device": device}
+    contexts = scattered([5], **shape).narrow()
+    contexts.magnitudes = None
+    with pytest.raises(KernelArgumentError, match="magnitudes"):
+        decode(queries(1, 1, 64, torch.float32, device), contexts, [0])
 
 
 def test_rows_without_a_sequence_keep_their_bits(device):

@@ -37,6 +37,31 @@ def test_new_tokens_of_one_layer_are_turned_and_written_in_another(slots):
     assert torch.equal(kv[1], other)
 
 
+def narrow_layers():
+    """The same, with pages of 8 bits and magnitudes behind them."""
+    pool = torch.full((PAGES, (LAYERS * 2 * KVH + 8) * PS * D), 0x7F, dtype=torch.uint8)
+    first = LAYERS * 2 * KVH * PS
+    kv = pool[:, : first * D].view(torch.float8_e4m3fn).view(PAGES, LAYERS, 2, KVH, PS, D)
+    sizes = pool[:, first * D : first * (D + 4)].view(torch.float32)
+    sizes = sizes.view(PAGES, LAYERS, 2, KVH, PS)
+    return [(kv[:, layer], sizes[:, layer]) for layer in range(LAYERS)]
+
+
+def test_what_is_written_in_8_bits_is_read_from_there():
+    layer, other = narrow_layers()[2], narrow_layers()[1]
+    table = torch.randn((10, D), generator=torch.Generator().manual_seed(1))
+    heads = torch.randn((3, 2 * KVH, D), generator=torch.Generator().manual_seed(2))
+    slots = torch.tensor([3 * PS, -1, 5 * PS + 1])
+    new = NewTokens.of(layer[0], torch.tensor([0, 0, 1]), slots, table)
+    new.write(layer[0], heads, layer[1])
+    pages, lengths = torch.tensor([[3], [5]]), torch.tensor([1, 2])
+    seen = SeenKeys.of(other[0], pages, lengths, torch.tensor([0, 1]))
+    k, v = seen.read(*layer, torch.float32)
+    assert k[1, :, 0].isnan().all()  # never written
+    for got, wanted in ((k[0, :, 0], heads[0, :KVH]), (v[1, :, 1], heads[2, KVH:])):
+        torch.testing.assert_close(got, wanted, rtol=0.07, atol=0.02)
+
+
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0, 1], [4, 0, 3]])
 def test_keys_of_one_layer_are_read_in_another_and_those_of_others_never(rows, window):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from kernels.e4m3 import from_e4m3
 from kernels.launch import KernelArgumentError
 from kernels.qkv_heads import HeadNorms, qkv_heads, qkv_heads_reference
 from tests.kernels.tolerance import assert_near
@@ -50,6 +51,26 @@ def test_matches_the_reference(shape, tokens, normed, dtype, device):
     qkv, facts = case(tokens, shape, dtype, device)
     facts["norms"] = norms(shape[2], device) if normed else None
     assert_as_the_reference(qkv[0].to(dtype), facts, dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((9, 3, 64), torch.bfloat16), ((1, 1, 2), torch.float32), ((3, 3, 80), torch.float32)],
+)
+def test_matches_the_reference_into_8_bits(shape, dtype, device):
+    qkv, facts = case(5, shape, torch.float32, device)
+    facts["kv"] = facts["kv"].contiguous().to(torch.float8_e4m3fn)
+    facts |= {"norms": norms(shape[2], device), "dtype": dtype}
+    sizes = torch.rand(facts["kv"].shape[:4], device=device)
+    wanted, kv = sizes.clone(), facts["kv"].clone()
+    q, expected = qkv_heads_reference(qkv[0].to(dtype), **facts, magnitudes=wanted)
+    actual = qkv_heads(qkv[0].to(dtype), **facts | {"kv": kv, "magnitudes": sizes})
+    assert actual.dtype == dtype
+    assert_near(actual, q, dtype)
+    assert_near(sizes.float(), wanted.float(), torch.bfloat16)
+    off = from_e4m3(kv, sizes, torch.float32) - from_e4m3(expected, wanted, torch.float32)
+    bound = wanted.float().unsqueeze(-1) * (1e-3 if dtype == torch.float32 else 0.08)
+    assert bool((off.abs() <= bound).float().mean() > 0.995)  # ties may round either way
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])

@@ -26,6 +26,7 @@ def prefill(q, contexts, chunks, function=ragged_prefill, **options):
         context,
         scale=q.shape[2] ** -0.5,
         out=out,
+        magnitudes=contexts.magnitudes,
         **options,
     )
     return out
@@ -57,11 +58,33 @@ def test_matches_the_reference(
     assert_near(actual, expected, dtype)
 
 
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize(("window", "deterministic"), [(0, False), (40, True)])
+@pytest.mark.parametrize(
+    ("query_heads", "key_heads", "head_dim", "page", "dtype"),
+    [
+        (3, 1, 64, 64, torch.bfloat16),
+        (2, 2, 80, 16, torch.float32),
+        (7, 1, 16, 16, torch.float16),
+    ],
+)
+def test_matches_the_reference_on_keys_of_8_bits(
+    query_heads, key_heads, head_dim, page, dtype, window, deterministic, device
+):
+    lengths = [context for _, _, context in CHUNKS]
+    shape = {"heads": key_heads, "head_dim": head_dim, "page": page}
+    contexts = scattered(lengths, dtype=dtype, device=device, **shape).narrow()
+    q = queries(90, query_heads, head_dim, dtype, device)
+    actual = prefill(q, contexts, CHUNKS, window=window, deterministic=deterministic)
+    expected = prefill(q, contexts, CHUNKS, ragged_prefill_reference, window=window)
+    assert_near(actual, expected, dtype)
+
+
+@pytest.mark.parametrize(("window", "narrow"), [(0, False), (40, False), (0, True)])
 @pytest.mark.parametrize("cut", [1, 16, 33, 130])
-def test_a_row_does_not_depend_on_how_its_sequence_is_cut(cut, window, device):
+def test_a_row_does_not_depend_on_how_its_sequence_is_cut(cut, window, narrow, device):
     shape = {"heads": 1, "head_dim": 64, "page": 16, "dtype": torch.bfloat16, "device": device}
     contexts = scattered([131], **shape)
+    contexts = contexts.narrow() if narrow else contexts
     q = queries(131, 3, 64, torch.bfloat16, device)
     options = {"window": window, "deterministic": True}
     whole = prefill(q, contexts, [(0, 131, 131)], **options)

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(interpreting(), reason="interpreted kernels cann
 
 SHARED_LIMIT = 227 * 1024  # bytes a program may use on Hopper
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16}
+WIDE = {"magnitudes_ptr": None, "stride_magnitudes": None}  # keys and values as computed
+NARROW = {"kv_ptr": "*u8", "magnitudes_ptr": "*fp32", "stride_magnitudes": "i32"}
 types = pytest.mark.parametrize("dtype", TYPES)
 bf16 = pytest.mark.parametrize("dtype", ["bf16"])  # where fp16 takes the same path
 
@@ -68,9 +70,13 @@ def test_qkv_heads(parts, norms, dtype):
     signature |= dict.fromkeys(strides, "i32")
     constants = {"QH": 32, "KVH": 8, "HALF": 64, "PS": 64, "PARTS": parts, "HAS_NORMS": norms}
     constants |= {"BLOCK_H": 8, "BLOCK_HALF": 64, "ADDEND": norms, "CHAINED": True}
-    kernel = compile_kernel(_qkv_heads_kernel, signature, constants, aligned=strides)
+    kernel = compile_kernel(_qkv_heads_kernel, signature, constants | WIDE, aligned=strides)
     check(kernel, registers=96)
     assert_waits_before_all_but(kernel, loads=0)
+    if parts > 1 and not norms:
+        kernel = compile_kernel(_qkv_heads_kernel, signature | NARROW, constants, aligned=strides)
+        check(kernel, registers=96)
+        assert_waits_before_all_but(kernel, loads=0)
 
 
 @bf16
@@ -113,8 +119,11 @@ def test_kv_write(dtype):
     )
     signature = dict.fromkeys(("k_ptr", "v_ptr", "kv_ptr"), f"*{dtype}")
     signature |= {"slots_ptr": "*i64", **dict.fromkeys(strides, "i32")}
-    constants = {"KVH": 8, "PS": 64, "D": 128, "BLOCK_H": 8, "BLOCK_D": 128}
-    check(compile_kernel(_kv_write_kernel, signature, constants, aligned=strides), registers=64)
+    shape = {"KVH": 8, "PS": 64, "D": 128, "BLOCK_H": 8, "BLOCK_D": 128}
+    kernel = compile_kernel(_kv_write_kernel, signature, shape | WIDE, aligned=strides)
+    check(kernel, registers=64)
+    kernel = compile_kernel(_kv_write_kernel, signature | NARROW, shape, aligned=strides)
+    check(kernel, registers=96)
 
 
 ATTENTION_STRIDES = ("stride_qt", "stride_qh", "stride_page", "stride_side", "stride_head")
@@ -144,7 +153,7 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
         "BLOCK_N": 64,
         "CHAINED": True,
     }
-    constants = shape | {"G": 4, "PS": page, "BLOCK_G": 16, "BLOCK_D": head_dim}
+    constants = shape | WIDE | {"G": 4, "PS": page, "BLOCK_G": 16, "BLOCK_D": head_dim}
     constants["PARTED"] = splits > 1
     constants["CT"] = TYPES[dtype]
     kernel = compile_kernel(_decode_kernel, signature, constants, aligned=ATTENTION_STRIDES)
@@ -170,8 +179,52 @@ def test_ragged_prefill(page, head_dim, rows, warps, stages, dtype):
 
     integers = ("page_table_ptr", "query_start_ptr", "query_len_ptr", "context_lens_ptr")
     signature = attention_signature(dtype, integers) | {"out_ptr": f"*{dtype}"}
-    constants = {"G": 4, "D": head_dim, "PS": page, "WINDOW": 0, "CT": TYPES[dtype]}
+    constants = {"G": 4, "D": head_dim, "PS": page, "WINDOW": 0, "CT": TYPES[dtype]} | WIDE
     constants |= {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_D": head_dim}
+    aligned = (*ATTENTION_STRIDES, "stride_ot", "stride_oh")
+    kernel = compile_kernel(
+        _prefill_kernel, signature, constants, warps=warps, stages=stages, aligned=aligned
+    )
+    check(kernel, registers=255)
+    wanted = "HMMA" if rows == 16 else "HGMMA"
+    assert any(wanted in text for text in kernel.main_loop)
+
+
+@types
+@pytest.mark.parametrize("splits", [1, 8])
+def test_paged_decode_over_8_bits(splits, dtype):
+    from kernels.paged_decode import _decode_kernel
+
+    signature = attention_signature(dtype, ("page_table_ptr", "context_lens_ptr", "rows_ptr"))
+    part = dtype if splits == 1 else "fp32"
+    signature |= {"out_ptr": f"*{part}", "lse_ptr": f"*{part}", "splits": "i32"} | NARROW
+    constants = {"D": 128, "WINDOW": 0, "SPAN": 0, "BLOCK_N": 64, "G": 4}
+    constants |= {
+        "PS": 64,
+        "BLOCK_G": 16,
+        "BLOCK_D": 128,
+        "CHAINED": True,
+        "PARTED": splits > 1,
+        "CT": tl.float16,
+    }
+    kernel = compile_kernel(_decode_kernel, signature, constants, aligned=ATTENTION_STRIDES)
+    check(kernel, registers=168)  # three programs per multiprocessor
+    assert_waits_before_all_but(kernel, loads=0)
+    assert any("HMMA" in text for text in kernel.main_loop)
+    copies = [text for text in kernel.main_loop if "LDGSTS" in text]
+    assert sum(".128" in text or ".64" in text for text in copies) >= 8  # a tile of keys, of values
+    assert not any(re.search(r"\bLDG\b", text) for text in kernel.main_loop)  # magnitudes neither
+
+
+@types
+@pytest.mark.parametrize(("rows", "warps", "stages"), [(16, 4, 3), (64, 4, 2), (128, 8, 3)])
+def test_ragged_prefill_over_8_bits(rows, warps, stages, dtype):
+    from kernels.ragged_prefill import _prefill_kernel
+
+    integers = ("page_table_ptr", "query_start_ptr", "query_len_ptr", "context_lens_ptr")
+    signature = attention_signature(dtype, integers) | {"out_ptr": f"*{dtype}"} | NARROW
+    constants = {"G": 4, "D": 128, "PS": 64, "WINDOW": 0, "CT": tl.float16}
+    constants |= {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_D": 128}
     aligned = (*ATTENTION_STRIDES, "stride_ot", "stride_oh")
     kernel = compile_kernel(
         _prefill_kernel, signature, constants, warps=warps, stages=stages, aligned=aligned
