@@ -25,7 +25,7 @@ ALL_PROJECTS = f"coalesce({PROJECT}, '') = ''"
 SHARED = {
     "epoch": "SELECT, UPDATE",
     "closed_period": "SELECT",
-    "log_position": "",
+    "log_position": "SELECT",  # which events are in the roll-ups
     "plan": "SELECT",
     "rollup_watermark": "SELECT",
     "usage_dropped": "",

@@ -137,7 +137,7 @@ class UsageReport:
         """Sums by group for each pair of neighbours of ``edges``, which lie on quarters of an hour
         and need not be equally far apart: the days of a zone, say."""
         found: list[dict[tuple[str, ...], Usage]] = [{} for _ in edges[1:]]
-        rows = await self._rows.lines(Window(edges[0], edges[-1]), group_by, only)
+        rows = await self._rows.between(edges, group_by, only)
         for slot, group, usage in _parsed(rows, len(group_by)):
             lines = found[bisect_right(edges, slot) - 1]
             lines[group] = lines.get(group, NOTHING) + usage

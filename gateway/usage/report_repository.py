@@ -5,12 +5,24 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, func, or_, select, union_all
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    Subquery,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, TIMESTAMP
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import is_postgres
 from gateway.usage.event import EPOCH, SLOT_S
-from gateway.usage.models import RollupWatermark, UsageEvent, UsageRollup
+from gateway.usage.models import LogPosition, RollupWatermark, UsageEvent, UsageRollup
 from gateway.usage.rollup_repository import KEYS, SUMS, key_of, share_of
 
 SLOT = timedelta(seconds=SLOT_S)
@@ -60,6 +72,23 @@ class ReportRepository:
     ) -> Sequence[Any]:
         """Rows of (slot or minute, the groups, the sums). One statement, so one instant."""
         facts = (self._by_minute(window, only) if by_minute else self._by_slot(window, only)).cte()
+        return await self._summed(facts, group_by)
+
+    async def between(
+        self, edges: Sequence[datetime], group_by: Sequence[str], only: Only
+    ) -> Sequence[Any]:
+        """The same, with for each pair of neighbours of ``edges`` one slot within it, where the
+        database can; SQLite gives every slot."""
+        facts = self._by_slot(Window(edges[0], edges[-1]), only).cte()
+        if not is_postgres(self._session):
+            return await self._summed(facts, group_by)
+        given = literal(list(edges), ARRAY(TIMESTAMP(timezone=True)))
+        others = [column for column in facts.c if column.name != "slot"]
+        place = func.width_bucket(facts.c.slot, given)  # 1 for the first
+        rows = await self._summed(select(place.label("slot"), *others).cte(), group_by)
+        return [(edges[number - 1], *values) for number, *values in rows]
+
+    async def _summed(self, facts: CTE, group_by: Sequence[str]) -> Sequence[Any]:
         keys = [facts.c.slot, *(facts.c[name] for name in group_by)]
         sums = [func.sum(facts.c[name]).label(name) for name in SUMS]
         statement = select(*keys, *sums).group_by(*keys).order_by(*keys)
@@ -77,12 +106,14 @@ class ReportRepository:
             .where(*only.conditions(lambda name: getattr(rollup, name)))
         )
         event = UsageEvent
-        waiting = and_(event.slot >= first, event.slot < last)
+        behind = _behind()
         tail = (
             self._events(event.slot, window, only)
-            .outerjoin(RollupWatermark, RollupWatermark.log == event.log)
-            .where(waiting, event.batch > func.coalesce(RollupWatermark.batch, 0))
+            .join(behind, behind.c.log == event.log)
+            .where(event.batch > behind.c.rolled, event.slot >= first, event.slot < last)
         )
+        if (first, last) == (window.start, window.end):
+            return union_all(rolled, tail)
         ends = self._events(event.slot, window, only).where(
             or_(event.started_at < first, event.started_at >= last)
         )
@@ -120,6 +151,18 @@ class ReportRepository:
         if self._project is not None:
             statement = statement.where(table.project_id == self._project)
         return statement
+
+
+def _behind() -> Subquery:
+    """Logs of which something is not in the roll-ups: mostly one or none, so that its events are
+    found by their log and not by looking at all."""
+    rolled = func.coalesce(RollupWatermark.batch, 0)
+    return (
+        select(LogPosition.log, rolled.label("rolled"))
+        .outerjoin(RollupWatermark, RollupWatermark.log == LogPosition.log)
+        .where(LogPosition.batch > rolled)
+        .subquery()
+    )
 
 
 def _down(time: datetime) -> datetime:

@@ -223,3 +223,32 @@ async def test_partitions_are_made_ahead_and_each_day_has_its_own(database):
         named = text("SELECT to_regclass('usage_event_20310115') IS NOT NULL")
         assert (await session.execute(named)).scalar_one()
     assert date(2031, 1, 15) - date(2031, 1, 1) == timedelta(days=14)
+
+
+async def test_sums_between_edges_are_those_of_the_slots_between_them(database):
+    """Days of a zone that is off by a half hour and changes its clocks."""
+    begin = datetime(2026, 11, 28, 18, 30, tzinfo=UTC)
+    edges = [begin, begin + timedelta(hours=25), begin + timedelta(hours=49)]
+    at = [edges[0], edges[1] - timedelta(seconds=1), edges[1], edges[2] - timedelta(seconds=1)]
+    outside = [edges[0] - timedelta(seconds=1), edges[2]]
+    await write(database, *(event(each, model=f"m{i}") for i, each in enumerate(at)))
+    await Rollups(database).roll_up()
+    await write(database, *(event(each) for each in (*at, *outside)))  # not rolled up yet
+    async with database.reading() as session:
+        report = UsageReport(session, "org_1")
+        first, second = await report.between(edges)
+        assert (first[()].requests, second[()].requests) == (4, 4)
+        first, second = await report.between(edges, group_by=("model",))
+        assert {name: each.requests for (name,), each in first.items()} == {
+            "m0": 1, "m1": 1, "smol": 2,
+        }  # fmt: skip
+        assert sorted(second) == [("m2",), ("m3",), ("smol",)]
+
+
+async def test_an_operators_report_is_of_all_organisations(database):
+    await write(database, event(), event(organisation_id="org_2", project_id="prj_2"))
+    async with database.reading() as session:
+        lines = await UsageReport(session, None).lines(EVER, ("organisation_id",))
+        assert [(line.group[0], line.usage.requests) for line in lines] == [
+            ("org_1", 1), ("org_2", 1),
+        ]  # fmt: skip
