@@ -191,6 +191,12 @@ class BooksDiffer(Conflict):
     retryable = False
 
 
+class AdapterLoaded(InvalidRequest):
+    """vLLM's route was asked to load a name that is loaded, and not to replace it."""
+
+    code = "adapter_loaded"
+
+
 class AdapterRefused(GatewayError):
     """The files are no adapter for this base. ``problems`` lists every finding."""
 

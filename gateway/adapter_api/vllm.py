@@ -15,7 +15,8 @@ from gateway.adapter_api.callers import OPERATOR, Caller, Callers
 from gateway.adapter_api.forms import LoadLora, UnloadLora
 from gateway.adapter_api.publisher import Publisher
 from gateway.catalog.service import CatalogService, checked_adapter
-from gateway.errors import InvalidRequest
+from gateway.db import Database
+from gateway.errors import AdapterLoaded, InvalidRequest, ResourceNotFound
 from gateway.http import Request as RawRequest
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.rights import Right
@@ -33,6 +34,12 @@ def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
     async def load(form: LoadLora, request: Request) -> PlainTextResponse:
         who = await operator(request)
         checked_adapter(form.lora_name, param="lora_name")
+        if not form.load_inplace and await _loaded(publisher.database, who, form.lora_name):
+            raise AdapterLoaded(
+                f"The lora adapter '{form.lora_name}' has already been loaded. Set load_inplace to"
+                " true to serve this directory under that name from now on.",
+                param="load_inplace",
+            )
         folder = Path(form.lora_path)
         if not folder.is_absolute() or not await asyncio.to_thread(folder.is_dir):
             raise InvalidRequest("lora_path: no such directory here", param="lora_path")
@@ -55,3 +62,12 @@ def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
         return PlainTextResponse(f"Success: LoRA adapter '{form.lora_name}' removed successfully.")
 
     return router
+
+
+async def _loaded(database: Database, who: Caller, name: str) -> bool:
+    async with database.reading() as session:
+        try:
+            await CatalogService(session, who.project, datetime.now(UTC)).ready(name)
+        except ResourceNotFound:
+            return False
+    return True

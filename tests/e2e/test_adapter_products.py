@@ -4,8 +4,12 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import httpx2
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -62,6 +66,68 @@ def test_an_adapter_that_changes_nothing_is_published_with_a_warning(server, tmp
     pushed = push(server, tmp_path, str(folder))
     assert pushed.returncode == 0, pushed.stderr
     assert "on the probe this adapter answers as the base does" in pushed.stderr
+
+
+def test_an_activated_adapter_goes_on_from_what_the_base_computed(server, tmp_path):
+    """It acts from the turn it answers in: all before that is the base's."""
+    folder, client = tmp_path / "turns", server.client(0)
+    folder.mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (folder / name).write_bytes((DEMO / "json" / name).read_bytes())
+    settings = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    said = {"model": server.base, "prompt": "<|im_start|>assistant\n", "add_special_tokens": False}
+    root = server.ready["base_url"].removesuffix("/v1")
+    tokens = client.post(f"{root}/tokenize", body=said, cast_to=dict[str, Any])["tokens"]
+    settings["alora_invocation_tokens"] = tokens
+    (folder / "adapter_config.json").write_text(json.dumps(settings), "utf-8")
+    pushed = push(server, tmp_path, str(folder))
+    assert pushed.returncode == 0, pushed.stderr
+
+    def ask(model: str) -> Any:
+        words = "Of all the fruits that grow in the garden behind the old house, " * 12
+        return client.chat.completions.create(
+            model=model, temperature=0, max_tokens=16,
+            messages=[{"role": "user", "content": f"{words} which is red?"}],
+        )  # fmt: skip
+
+    plain, active, again = ask(server.base), ask("turns"), ask("turns")
+    before = plain.usage.prompt_tokens - len(tokens)
+    assert active.usage.prompt_tokens_details.cached_tokens == before // 64 * 64 > 64
+    assert active.choices[0].message.content == again.choices[0].message.content
+    assert active.choices[0].message.content != plain.choices[0].message.content
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["multipart", "parts"])
+def test_an_upload_takes_no_more_memory_the_larger_it_is(server, tmp_path, parts):
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes((DEMO / "json/adapter_config.json").read_bytes())
+    large = np.zeros((1 << 25,), np.float32)  # twice what may be held
+    save_file({"of.nothing": large}, folder / "adapter_model.safetensors")
+    gateway = Path(f"/proc/{server.pid_of('gateway')}")
+    (gateway / "clear_refs").write_text("5")  # the most so far is what it is now
+    before = resident(gateway, "VmRSS")
+    if parts:
+        assert "of.nothing" in push(server, tmp_path, str(folder)).stderr
+    else:
+        key = {"Authorization": f"Bearer {server.tenant(0)['api_key']}"}
+        with ExitStack() as stack:
+            files = [
+                ("files", (path.name, stack.enter_context(path.open("rb"))))
+                for path in sorted(folder.iterdir())
+            ]
+            answer = httpx2.post(
+                f"{server.ready['base_url']}/adapters", headers=key, data={"name": "large"},
+                files=files, timeout=300,
+            )  # fmt: skip
+        assert (answer.status_code, "of.nothing" in answer.text) == (422, True)
+    assert resident(gateway, "VmHWM") - before < 64 << 20
+
+
+def resident(process: Path, field: str) -> int:
+    """Bytes; ``process``: its directory under /proc."""
+    lines = (process / "status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
 def test_the_demo_says_of_itself_that_it_is_served(server):

@@ -299,6 +299,13 @@ async def test_vllms_routes_publish_for_every_tenant(world, tmp_path):
     answer = await world.call("POST", "/v1/load_lora_adapter", "admin", json=body)
     assert (answer.status_code, "added successfully" in answer.text) == (200, True)
     assert await world.meaning("sql", "acme") == await world.meaning("sql", "globex")
+    again = await world.call("POST", "/v1/load_lora_adapter", "admin", json=body)
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "adapter_loaded")
+    assert "has already been loaded" in again.json()["error"]["message"]  # sidecars look for it
+    before = await world.meaning("sql")
+    body = {**body, "lora_path": str(adapter(tmp_path / "b", 1)), "load_inplace": True}
+    assert (await world.call("POST", "/v1/load_lora_adapter", "admin", json=body)).is_success
+    assert await world.meaning("sql") not in (before, None)
     for status in (200, 404):
         gone = await world.call(
             "POST", "/v1/unload_lora_adapter", "admin", json={"lora_name": "sql"}
