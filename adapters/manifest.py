@@ -121,6 +121,11 @@ class Draft:
         """The tokens from which on an activated LoRA (aLoRA) is active; () for any other."""
         return self._config.invocation if self._config else ()
 
+    @property
+    def tokens(self) -> Mapping[str, tuple[int, ...]]:
+        """Those whose rows are trained, of embed_tokens and lm_head."""
+        return self._config.tokens if self._config else {}
+
     def manifest(self) -> AdapterManifest:
         """Raises AdapterInvalid with all problems."""
         if self.problems:

@@ -67,7 +67,7 @@ def validate(
     directory = source.directory if isinstance(source, AdapterManifest) else Path(source)
     draft = Draft(directory)
     problems = draft.problems + shape_problems(draft.modules.values(), base)
-    problems += _invocation_problems(draft.invocation, base)
+    problems += _token_problems(draft, base)
     warnings = list(draft.warnings)
     if draft.modules:
         value_problems, value_warnings = _check_values(draft, base)
@@ -139,15 +139,18 @@ def _needed(module: ModuleLora, inputs: int, outputs: int) -> dict[Part, tuple[i
     }
 
 
-def _invocation_problems(invocation: tuple[int, ...], base: BaseSpec) -> list[str]:
-    """An aLoRA that no prompt can invoke would be the base for ever."""
-    foreign = [token for token in invocation if token >= base.vocab_size]
-    if not foreign:
-        return []
-    named, more = ", ".join(map(str, foreign[:5])), " ..." if len(foreign) > 5 else ""
+def _token_problems(draft: Draft, base: BaseSpec) -> list[str]:
+    """Tokens that the base has not: no row of its tables, and nothing a prompt could say."""
+    named = {"alora_invocation_tokens": draft.invocation}
+    named |= {f"trainable_token_indices of {name}": ids for name, ids in draft.tokens.items()}
+    foreign = {
+        field: [token for token in ids if token >= base.vocab_size] for field, ids in named.items()
+    }
     return [
-        f"{CONFIG_FILE}: alora_invocation_tokens: {named}{more} are not among the"
-        f" {base.vocab_size} tokens of the base"
+        f"{CONFIG_FILE}: {field}: {listed([str(token) for token in tokens])}:"
+        f" the base has {base.vocab_size} tokens"
+        for field, tokens in foreign.items()
+        if tokens
     ]
 
 

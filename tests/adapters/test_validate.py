@@ -44,6 +44,27 @@ def test_accepts_plain_lora_on_every_linear(tmp_path, module, dtype):
     assert report.base_fingerprint == BASE.fingerprint
 
 
+@pytest.mark.parametrize("module", ["model.embed_tokens", "lm_head"])
+@pytest.mark.parametrize("rows", [60, 68, 128])
+def test_a_resized_vocabulary_is_refused_with_both_sizes(tmp_path, module, rows):
+    """The base has 64 tokens. Padding or added tokens make another number of rows."""
+    whole = lora() | {f"{PREFIX}{module}.weight": encode(np.ones((rows, 24)))}
+    saved = config(modules_to_save=[module.rpartition(".")[2]])
+    text = f"{module}: weight is [{rows}, 24], the base needs [64, 24]"
+    assert text in faults(tmp_path / "whole", saved, whole)
+    first, second = ("lora_embedding_A", "lora_embedding_B") if "embed" in module else (
+        "lora_A.weight", "lora_B.weight")  # fmt: skip
+    a, b = ((4, rows), (24, 4)) if "embed" in module else ((4, 24), (rows, 4))
+    low = {f"{PREFIX}{module}.{first}": encode(np.ones(a)),
+           f"{PREFIX}{module}.{second}": encode(np.ones(b))}  # fmt: skip
+    assert "the base needs" in faults(tmp_path / "low", config(), lora() | low)
+    asked = config(trainable_token_indices={"embed_tokens": [rows]})
+    delta = f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta"
+    grown = lora() | {delta: encode(np.ones((1, 24)))}
+    if rows >= 64:
+        assert f"embed_tokens: {rows}: the base has 64" in faults(tmp_path / "rows", asked, grown)
+
+
 def test_an_activated_lora_reports_what_invokes_it(tmp_path):
     settings = config(alora_invocation_tokens=[5, 63, 5])
     report = validate(write_adapter(tmp_path / "a", settings, lora()), BASE)
@@ -55,7 +76,7 @@ def test_an_activated_lora_reports_what_invokes_it(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "tokens", "said"),
     [
-        (lora(), [1, 64, 2, 99], "alora_invocation_tokens: 64, 99 are not among the 64 tokens"),
+        (lora(), [1, 64, 2, 99], "alora_invocation_tokens: 64, 99: the base has 64 tokens"),
         (lora() | {f"{PREFIX}model.embed_tokens.lora_embedding_A": encode(np.ones((4, 64))),
                    f"{PREFIX}model.embed_tokens.lora_embedding_B": encode(np.ones((24, 4)))},
          [1], "changes linear layers only, by A and B; other tensors of: model.embed_tokens"),

@@ -167,6 +167,11 @@ async def test_an_operators_adapter_is_granted_to_chosen_tenants(world, tmp_path
     assert (await world.call("PUT", grant, "acme")).status_code == 403
     assert (await world.call("PUT", grant, "admin")).status_code == 200
     assert await world.meaning("shared", "globex")
+    for name in ("shared", "shared@1"):  # it is used, not named: a grant that ends leaves nothing
+        moved = await world.call(
+            "PUT", "/v1/adapters/aliases/prod", "globex", json={"version": name}
+        )
+        assert moved.status_code == 404
     with pytest.raises(Exception, match="does not exist"):
         await world.meaning("shared", "acme")
     assert (await world.call("DELETE", grant, "admin")).status_code == 204

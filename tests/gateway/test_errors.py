@@ -90,6 +90,19 @@ async def test_unknown_names_and_other_tenants_adapters_answer_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "/etc", "..", "support/../other", "C:\\x", "~",
+     "support@1@1", "support@0", "support@-1", "support@1e9", "@1", "support ", "s\u00fcpport",
+     "file:///etc/passwd", "http://169.254.169.254/x"],
+)  # fmt: skip
+async def test_a_model_is_a_name_and_never_a_path_or_an_address(tmp_path, name):
+    async with serving(tmp_path) as server:
+        got = await ask(server.port, post({**ASKED, "model": name}))
+        assert (got.status, got.error["code"]) == (404, "model_not_found")
+        assert len(got.body) < 1000
+
+
+@pytest.mark.parametrize(
     ("path", "method", "allow"),
     [("/v1/chat/completions", "GET", "POST"), ("/v1/completions", "DELETE", "POST"),
      ("/v1/models", "POST", "GET, HEAD"), ("/v1/models/tiny", "DELETE", "GET, HEAD"),
