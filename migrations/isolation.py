@@ -25,7 +25,7 @@ ALL_PROJECTS = f"coalesce({PROJECT}, '') = ''"
 SHARED = {
     "epoch": "SELECT, UPDATE",
     "closed_period": "SELECT",
-    "log_position": "SELECT",  # which events are in the roll-ups
+    "log_position": "SELECT (log, batch)",  # which events are in the roll-ups
     "plan": "SELECT",
     "rollup_watermark": "SELECT",
     "usage_dropped": "",

@@ -66,7 +66,7 @@ class Frame:
             "root": ROOT,
             "csrf": token_of(self._cookies.sign_in(request)),
             "theme": theme if (theme := request.cookies.get(THEME)) in ("light", "dark") else "",
-            "zone": visit.zone.key if visit else zone_of(request).key,
+            "zone": (visit.zone if visit else chosen_zone(request)).key,
             "address": address_of(request),
             "said": "" if said.startswith(WRONG) else said,
             "wrong": said.removeprefix(WRONG) if said.startswith(WRONG) else "",
@@ -86,6 +86,10 @@ def zone_of(request: Request) -> ZoneInfo:
     """As the address says, else as it was chosen last, else UTC. Raises InvalidRequest."""
     if (asked := request.query_params.get("zone")) is not None:
         return zone_named(asked)
+    return chosen_zone(request)
+
+
+def chosen_zone(request: Request) -> ZoneInfo:
     try:
         return zone_named(unquote(request.cookies.get(ZONE, UTC_ZONE)))
     except InvalidRequest:

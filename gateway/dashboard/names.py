@@ -1,35 +1,58 @@
 """What people call what the ledger knows by id."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.dashboard.name_repository import NameRepository
 from gateway.dashboard.visit import Visit
+from gateway.identity.models import Project
 from gateway.identity.repository import IdentityRepository
 
 NOBODY = "(none)"
+BASE = "(base model)"
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Of projects, or of organisations where an operator looks at all of them."""
+    """``owners`` are projects, or organisations where an operator looks at all of them."""
 
     visit: Visit
     owners: Mapping[str, str]
+    projects: Mapping[str, str]
 
     @classmethod
     async def of(cls, visit: Visit) -> "Names":
         if visit.organisation:
             rows = await visit.rows.projects(archived=True)
-            return cls(
-                visit,
-                {row.id: row.name + (" (archived)" if row.archived_at else "") for row in rows},
-            )
-        found = await IdentityRepository(visit.session).organisations()
-        return cls(visit, {row.id: row.name for row in found})
+            projects = {row.id: _name(row) for row in rows}
+            return cls(visit, projects, projects)
+        everybody = IdentityRepository(visit.session)
+        owners = {row.id: row.name for row in await everybody.organisations()}
+        projects = {
+            row.id: f"{row.organisation.name}/{row.name}" for row in await everybody.projects()
+        }
+        return cls(visit, owners, projects)
 
     def of_owner(self, owner: str) -> str:
-        return self.owners.get(owner, owner or NOBODY)
+        return self.owners.get(owner) or self.projects.get(owner) or owner or NOBODY
 
     def href(self, owner: str) -> str:
         """From all organisations to one of them."""
         return "" if self.visit.organisation else self.visit.here(org=owner)
+
+    async def namer(self, kind: str) -> Callable[[str], str]:
+        """Of what explore calls ``kind``."""
+        if kind in ("project", "organisation"):
+            return self.of_owner
+        rows = NameRepository(self.visit.session, self.visit.organisation or None)
+        if kind == "key":
+            keys = await rows.keys()
+            return lambda key: keys.get(key) or key or NOBODY
+        if kind == "adapter":
+            adapters = await rows.adapters()
+            return lambda adapter: adapters.get(adapter) or adapter or BASE
+        return lambda text: text or NOBODY
+
+
+def _name(row: Project) -> str:
+    return f"{row.name} (archived)" if row.archived_at else row.name

@@ -1,12 +1,14 @@
 """Every page there is, in the order of the navigation."""
 
 from gateway.dashboard.account import ACCOUNT
+from gateway.dashboard.explore import EXPLORE
 from gateway.dashboard.organisations import ORGANISATIONS
 from gateway.dashboard.overview import OVERVIEW
 from gateway.dashboard.page import Page
 
 PAGES: tuple[Page, ...] = (
     OVERVIEW,
+    EXPLORE,
     ORGANISATIONS,
     ACCOUNT,
 )

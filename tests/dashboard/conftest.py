@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 
@@ -100,3 +101,10 @@ async def browser(served: Served) -> AsyncIterator[Browser]:
     shots = os.environ.get("SCREENSHOTS")
     async with opened(served, Path(shots) if shots else None) as found:
         yield found
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def http(served: Served) -> AsyncIterator[httpx2.AsyncClient]:
+    """Without a browser, and nobody yet."""
+    async with httpx2.AsyncClient(base_url=f"{served.url}/dashboard") as client:
+        yield client

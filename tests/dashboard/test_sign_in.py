@@ -1,6 +1,5 @@
 """Signing in and out: who gets in, how guessing is slowed, what other sites cannot do."""
 
-import httpx2
 import pytest
 
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
@@ -8,12 +7,6 @@ from tests.dashboard.world import OPERATOR, PASSWORD
 
 pytestmark = ON_THE_SESSIONS_LOOP
 OURS = {"sec-fetch-site": "same-origin"}
-
-
-@pytest.fixture
-async def http(served):
-    async with httpx2.AsyncClient(base_url=f"{served.url}/dashboard") as client:
-        yield client
 
 
 def form(email: str, password: str = PASSWORD, **more: str) -> dict[str, str]:

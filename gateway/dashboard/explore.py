@@ -1,0 +1,199 @@
+"""``/dashboard/explore``: one metric by one group over time. The address holds all of its state.
+
+The largest groups are told apart and all others are one, so that what is shown adds up to the
+whole; the file (``format=csv``) has every group and every metric.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from gateway.dashboard.charts import MOST_SERIES, UNITS, Figure, Series, ranked
+from gateway.dashboard.names import Names
+from gateway.dashboard.page import Content, Page
+from gateway.dashboard.sheet import csv_answer
+from gateway.dashboard.timespan import INTERVALS, RANGES, timespan_of
+from gateway.dashboard.visit import Visit
+from gateway.errors import InvalidRequest
+from gateway.usage.report import Group, Only, Usage
+
+NONE = "none"
+TOPS = (3, 5, MOST_SERIES)
+SHAPES = {"bars": "Bars", "lines": "Lines", "sum": "Sum so far"}
+MOST_LINES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    unit: str
+    of: Callable[[Usage], int]
+
+
+METRICS = {
+    "spend": Metric("Spend", "usd", lambda usage: usage.cost.total),
+    "requests": Metric("Requests", "count", lambda usage: usage.requests),
+    "input": Metric("Tokens in", "tokens", lambda usage: usage.prompt_tokens),
+    "cached": Metric("Cached tokens in", "tokens", lambda usage: usage.cached_tokens),
+    "output": Metric("Tokens out", "tokens", lambda usage: usage.completion_tokens),
+    "tokens": Metric("All tokens", "tokens", lambda u: u.prompt_tokens + u.completion_tokens),
+    "unpriced": Metric("Requests without a price", "count", lambda usage: usage.unpriced),
+}
+GROUPS: Mapping[str, tuple[str, Group | None]] = {
+    NONE: ("nothing", None),
+    "model": ("model", "model"),
+    "project": ("project", "project_id"),
+    "key": ("key", "key_id"),
+    "customer": ("customer", "user_id"),
+    "adapter": ("adapter version", "adapter_id"),
+    "endpoint": ("endpoint", "endpoint"),
+    "tier": ("service tier", "tier"),
+    "organisation": ("organisation", "organisation_id"),
+}
+FILTERS: Mapping[str, Group] = {"project": "project_id", "model": "model", "key": "key_id"}
+COLUMNS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "spend_usd",
+           "spend_nano_usd", "unpriced_requests")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the address asks for."""
+
+    metric: str
+    by: str
+    top: int
+    shape: str
+    only: Only
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        column = GROUPS[self.by][1]
+        return () if column is None else (column,)
+
+
+async def explore(visit: Visit) -> Content:
+    question = question_of(visit)
+    span = timespan_of(visit.query, visit.zone, visit.now, default="30d")
+    names = await Names.of(visit)
+    report = visit.report()
+    buckets = await report.between(span.edges, group_by=question.groups, only=question.only)
+    named = await names.namer(question.by)
+    if visit.query.get("format") == "csv":
+        return _csv(question, visit, span.edges, buckets, named)
+    metric = METRICS[question.metric]
+    values = [{_key(group): metric.of(usage) for group, usage in each.items()} for each in buckets]
+    series = ranked(values, most=question.top, named=named)
+    if question.by == NONE:
+        series = tuple(Series(metric.name, each.values) for each in series)
+    lines = _lines(buckets, metric)
+    whole = await report.lines(span.window, ("project_id", "model"))
+    return {
+        "question": question, "span": span, "ranges": RANGES, "intervals": INTERVALS,
+        "metrics": {key: each.name for key, each in METRICS.items()},
+        "groups": _offered(visit), "tops": TOPS, "shapes": SHAPES,
+        "figure": Figure(
+            title=metric.name + (f" by {GROUPS[question.by][0]}" if question.by != NONE else ""),
+            unit=metric.unit, span=span, series=_shaped(series, question.shape),
+            kind="bars" if question.shape == "bars" else "lines", summed=question.shape != "sum",
+        ),
+        "lines": [(named(name), usage, metric.of(usage)) for name, usage in lines[:MOST_LINES]],
+        "left_out": max(0, len(lines) - MOST_LINES),
+        "total": sum((usage for _, usage in lines), Usage()),
+        "most": max((metric.of(usage) for _, usage in lines), default=0),
+        "whole": sum(metric.of(usage) for _, usage in lines),
+        "text": UNITS[metric.unit],
+        "project_choices": sorted(
+            ((each, names.projects.get(each, each)) for each in {line.group[0] for line in whole}),
+            key=lambda choice: choice[1],
+        ),
+        "model_choices": [(each, each) for each in sorted({line.group[1] for line in whole})],
+    }  # fmt: skip
+
+
+def question_of(visit: Visit) -> Question:
+    """Raises InvalidRequest."""
+    query = visit.query
+    offered = _offered(visit)
+    return Question(
+        metric=_choice(query, "metric", METRICS, "spend"),
+        by=_choice(query, "by", offered, "model"),
+        top=int(_choice(query, "top", [str(top) for top in TOPS], str(TOPS[-1]))),
+        shape=_choice(query, "shape", SHAPES, "bars"),
+        only=Only(**{
+            column: (query[name],) for name, column in FILTERS.items() if query.get(name)
+        }),
+    )  # fmt: skip
+
+
+def _offered(visit: Visit) -> dict[str, str]:
+    """Organisations are told apart where there are several."""
+    left_out = () if not visit.organisation else ("organisation",)
+    return {key: name for key, (name, _) in GROUPS.items() if key not in left_out}
+
+
+def _choice(query: Mapping[str, str], name: str, known: Sequence[str] | Mapping[str, Any],
+            default: str) -> str:  # fmt: skip
+    value = query.get(name) or default
+    if value not in known:
+        raise InvalidRequest(f"{name} {value[:24]!r}: one of {', '.join(known)}", param=name)
+    return value
+
+
+def _key(group: tuple[str, ...]) -> str:
+    return group[0] if group else ""
+
+
+def _shaped(series: Sequence[Series], shape: str) -> tuple[Series, ...]:
+    if shape != "sum":
+        return tuple(series)
+    return tuple(Series(each.name, tuple(_running(each.values)), each.is_rest) for each in series)
+
+
+def _running(values: Sequence[int]) -> list[int]:
+    sums = [0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums[1:]
+
+
+def _lines(
+    buckets: Sequence[Mapping[tuple[str, ...], Usage]], metric: Metric
+) -> list[tuple[str, Usage]]:
+    sums: dict[str, Usage] = {}
+    for bucket in buckets:
+        for group, usage in bucket.items():
+            sums[_key(group)] = sums.get(_key(group), Usage()) + usage
+    return sorted(sums.items(), key=lambda line: (-metric.of(line[1]), line[0]))
+
+
+def _csv(
+    question: Question,
+    visit: Visit,
+    edges: Sequence[Any],
+    buckets: Sequence[Mapping[tuple[str, ...], Usage]],
+    named: Callable[[str], str],
+) -> Response:
+    grouped = () if question.by == NONE else (f"{question.by}_id", question.by)
+    rows: list[list[object]] = [["start", "end", *grouped, *COLUMNS]]
+    for start, end, bucket in zip(edges, edges[1:], buckets, strict=False):
+        when = [at.astimezone(visit.zone).isoformat() for at in (start, end)]
+        for group, usage in sorted(bucket.items()):
+            who = [] if question.by == NONE else [_key(group), named(_key(group))]
+            rows.append([
+                *when, *who, usage.requests, usage.prompt_tokens, usage.cached_tokens,
+                usage.completion_tokens, f"{usage.cost.total / 10**9:.9f}", usage.cost.total,
+                usage.unpriced,
+            ])  # fmt: skip
+    return csv_answer("usage", rows)
+
+
+EXPLORE = Page(
+    path="/explore",
+    title="Explore",
+    section="Usage",
+    icon="explore",
+    template="explore.html",
+    show=explore,
+)
