@@ -1,6 +1,7 @@
 """Stored adapters are whole, unchanged, and found by digest alone."""
 
 import multiprocessing
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,6 +143,21 @@ def test_threads_that_put_and_delete_the_same_adapter_never_see_half_of_it(store
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(churn, range(60)))
     assert store.open(digest).digest == digest
+
+
+def test_what_is_put_while_it_is_collected_is_there_afterwards(store, adapter):
+    """It was old when both began, so either may be first; whoever named it may rely on it."""
+    digest = store.put(adapter)
+    for _ in range(25):
+        os.utime(store.path(digest), (1, 1))
+        with ThreadPoolExecutor(4) as pool:
+            taken = [pool.submit(store.collect, digest, 3600.0) for _ in range(2)]
+            put = [pool.submit(store.put, adapter) for _ in range(2)]
+        assert {future.result() for future in put} == {digest}
+        assert all(future.exception() is None for future in taken)
+        assert store.open(digest).digest == digest
+    assert not store.collect(digest, 3600.0)
+    assert list((store.path(digest).parents[1] / "incoming").iterdir()) == []
 
 
 def test_processes_may_put_the_same_adapter_at_once(store, adapter):

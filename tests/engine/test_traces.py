@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from engine.activation import active_from
 from engine.admission import Limits
 from engine.core import derive_seed
 from engine.pages import Kind
@@ -20,6 +21,7 @@ from tests.fakes.runner import VOCAB, alone, build
 
 POISON = VOCAB - 1  # a prompt that holds it fails its row
 ADAPTERS = ["", "", "a1", "b2", "c3", "z9"]  # z9 is larger than the smallest pools
+INVOKED_BY = {"b2": (7,), "c3": (5, 6)}  # aLoRAs
 NATURAL = (Finish.STOP, Finish.LENGTH)
 GATEWAYS = st.integers(0, 2)
 
@@ -28,6 +30,15 @@ prompts = st.lists(st.integers(3, VOCAB - 2), min_size=1, max_size=24) | st.buil
     st.integers(1, 20),
     st.lists(st.integers(3, 6), min_size=0, max_size=4),
 )
+
+
+def _acting(message: Submit) -> str:
+    """The adapter that an answer is of: an aLoRA which nothing invokes is the base."""
+    adapter = message.adapter
+    if adapter is None:
+        return ""
+    invoked = active_from(message.tokens, adapter.invocation) < len(message.tokens)
+    return adapter.digest if invoked else ""
 
 
 @dataclass
@@ -80,8 +91,8 @@ class Traces(RuleBasedStateMachine):
         name = f"r{len(self.opened)}"
         message = submit(
             name, [*prompt, POISON] if extra == "poison" else prompt, most,
-            adapter=adapter, tenant=f"t{gateway}", seed=seed, n=n, granted=granted,
-            ignore_eos=extra != "eos", deadline_ms=2000 if extra == "late" else None,
+            adapter=adapter, invocation=INVOKED_BY.get(adapter, ()),
+            tenant=f"t{gateway}", seed=seed, n=n, granted=granted, ignore_eos=extra != "eos", deadline_ms=2000 if extra == "late" else None,
             prompt_logprobs=0 if extra == "logprobs" else None, public_tokens=public,
             priority=1 if extra == "first" else 0, stop_tokens=[4, 5] if extra == "eos" else [],
         )  # fmt: skip
@@ -172,7 +183,7 @@ class Traces(RuleBasedStateMachine):
         expected, stop = alone(
             message.tokens, limits.admit(message), stops=stops,
             seed=derive_seed(message.sampling.seed, index),
-            adapter=message.adapter.digest if message.adapter else "",
+            adapter=_acting(message),
         )  # fmt: skip
         tokens = [token for output in outputs for token in output.tokens]
         assert tokens == expected[: len(tokens)]
