@@ -91,8 +91,9 @@ class Traces(RuleBasedStateMachine):
         name = f"r{len(self.opened)}"
         message = submit(
             name, [*prompt, POISON] if extra == "poison" else prompt, most,
-            adapter=adapter, invocation=INVOKED_BY.get(adapter, ()),
-            tenant=f"t{gateway}", seed=seed, n=n, granted=granted, ignore_eos=extra != "eos", deadline_ms=2000 if extra == "late" else None,
+            adapter=adapter, invocation=INVOKED_BY.get(adapter, ()), tenant=f"t{gateway}",
+            seed=seed, n=n, granted=granted, ignore_eos=extra != "eos",
+            deadline_ms=2000 if extra == "late" else None,
             prompt_logprobs=0 if extra == "logprobs" else None, public_tokens=public,
             priority=1 if extra == "first" else 0, stop_tokens=[4, 5] if extra == "eos" else [],
         )  # fmt: skip
