@@ -16,6 +16,7 @@ from adapters.tensor_file import TensorFile
 from adapters.values import as_float32
 
 MAX_HEADER_BYTES = 64 << 20
+PLAIN = ("F16", "BF16", "F32")  # a head of other types is quantised
 MAX_TENSORS = 1 << 20
 CARD = 8192  # characters of README.md that are looked at
 # The tensors quantisers leave alone.
@@ -141,7 +142,8 @@ def _kept_digests(directory: Path) -> dict[str, str]:
             ) as weights:
                 for stored in weights.tensors:
                     name = plain_tensor(stored)
-                    if name == LM_HEAD or KEPT.match(name):
+                    plain = weights.tensors[stored].dtype in PLAIN
+                    if (name == LM_HEAD and plain) or KEPT.match(name):
                         parts[name.removeprefix("model.")] = values_digest(weights, stored)
     except AdapterInvalid as error:
         raise BaseUnreadable(f"{directory}: {error}") from error

@@ -26,10 +26,12 @@ from engine.layers.tiling import Tiled, Tiling, find_tiling
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
 from engine.quant.formats import Quantised
-from engine.quant.packings import PACKINGS, method_of
+from engine.quant.packings import Narrow, Packing, method_of, packing_of
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
-IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # tables the model computes
+TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # the model computes them
+SCALES = (".input_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")  # of activations
+IGNORED = (*TABLES, *SCALES)
 CLAIMS = ("quantization_config", "compression_config")  # keys of config.json
 CLAIM_FILES = ("quantize_config.json", "quant_config.json")
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
@@ -95,7 +97,7 @@ class Weights:
         if self.spec.tied_head:
             return Head(self._tied_head(embedding))
         weight, bias = self._weight(HEAD, size), self._bias(HEAD, size[1], False)
-        if self.place.device.type == "cpu" or isinstance(weight, Quantised):
+        if self.place.device.type == "cpu" or not isinstance(weight, torch.Tensor):
             return Head(self._head_of(weight, size, bias))
         return Head(self._tile(Wide(weight.to(self.place.device, self.place.dtype))))
 
@@ -115,7 +117,7 @@ class Weights:
             )
 
     def _head_of(
-        self, weight: torch.Tensor | Quantised, size: tuple[int, int], bias: torch.Tensor | None
+        self, weight: torch.Tensor | Narrow, size: tuple[int, int], bias: torch.Tensor | None
     ) -> Linear:
         if self.place.device.type != "cpu":
             return self._build([weight], size, bias, self.place.dtype)
@@ -125,7 +127,7 @@ class Weights:
 
     def _build(
         self,
-        weights: Sequence[torch.Tensor | Quantised],
+        weights: Sequence[torch.Tensor | Narrow],
         size: tuple[int, int],
         bias: torch.Tensor | None,
         dtype: torch.dtype,
@@ -139,7 +141,7 @@ class Weights:
         few = self._few(packed, bias) if len(packed) == len(weights) else None
         if few is not None and place.deterministic:
             return self._tile(few)
-        wide = [w.dense() if isinstance(w, Quantised) else w.float() for w in weights]
+        wide = [w.float() if isinstance(w, torch.Tensor) else w.dense() for w in weights]
         dense = torch.cat([w.to(place.device) for w in wide]).to(dtype)
         many = self._tile(Prepacked(dense, bias) if self._prepack else Dense(dense, bias))
         return many if few is None else FewOrMany(few, many)
@@ -158,28 +160,25 @@ class Weights:
             self._tilings[key] = find_tiling(linear, self.place.device)
         return Tiled(linear, self._tilings[key])
 
-    def _weight(self, module: str, size: tuple[int, int]) -> torch.Tensor | Quantised:
-        stored = self._checkpoint.tensors
-        found = [part for part in ("weight", *PACKINGS) if f"{module}.{part}" in stored]
-        if len(found) > 1:
-            raise CheckpointInvalid(f"{module}: found both {' and '.join(found)}; expected one")
-        if found and found[0] in PACKINGS:
-            return self._quantised(module, found[0], size)
+    def _weight(self, module: str, size: tuple[int, int]) -> torch.Tensor | Narrow:
+        packing = packing_of(module, self._checkpoint.tensors)
+        if packing is not None:
+            return self._quantised(module, packing, size)
         return self._dense(f"{module}.weight", (size[1], size[0]))
 
-    def _quantised(self, module: str, codes: str, size: tuple[int, int]) -> Quantised:
-        """``codes``: the part that holds them, a key of PACKINGS."""
+    def _quantised(self, module: str, packing: Packing, size: tuple[int, int]) -> Narrow:
         claim = self._scheme.claim(module)
         if claim is None:
             raise CheckpointInvalid(
-                f"{module}: found {codes}; expected weight, as the quantisation config exempts it"
+                f"{module}: found {packing.said}; expected weight, as the quantisation config "
+                "exempts it"
             )
-        parts = PACKINGS[codes].parts(module, self._checkpoint.tensors)
+        parts = packing.parts(module, self._checkpoint.tensors)
         device = self.place.device  # a GPU unpacks a large model in seconds
         tensors = {part: self._checkpoint.tensor(f"{module}.{part}").to(device) for part in parts}
         self._used.update(f"{module}.{part}" for part in parts)
         self.quantization = method_of(tensors, size)
-        return PACKINGS[codes].unpack(module, tensors, size, claim)
+        return packing.unpack(module, tensors, size, claim)
 
     def _dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         found = self._checkpoint.tensors.get(name)

@@ -15,7 +15,7 @@ from engine.checkpoint import Checkpoint
 from engine.layers.rotary import rotary_table
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
-from engine.quant.packings import PACKINGS
+from engine.quant.packings import packing_of
 from kernels.e4m3 import from_e4m3, to_e4m3
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -175,10 +175,10 @@ class Reference:
     def _linear(self, module: str) -> torch.Tensor:
         """[N, K] float32."""
         stored = self._checkpoint.tensors
-        codes = next((part for part in PACKINGS if f"{module}.{part}" in stored), None)
-        if codes is None:
+        packing = packing_of(module, stored)
+        if packing is None:
             return self._tensor(f"{module}.weight")
-        packing, claim = PACKINGS[codes], self._scheme.claim(module)
+        claim = self._scheme.claim(module)
         assert claim is not None
         parts = packing.parts(module, stored)
         tensors = {p: self._checkpoint.tensor(f"{module}.{p}").to(self._device) for p in parts}

@@ -93,7 +93,7 @@ def _shape(spec: ModelSpec) -> dict[str, str | int]:
 
 
 def _stored(checkpoint: Checkpoint, weights: Weights) -> dict[str, str | int]:
-    sizes = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I64": 8, "I8": 1, "U8": 1}
+    sizes = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1}
     total = 0
     for tensor in checkpoint.tensors.values():
         count = sizes.get(tensor.dtype, 1)

@@ -12,7 +12,7 @@ from engine.demo.progress import ProgressBar
 from engine.flags import Parser
 from engine.inspection.finding import Finding
 
-FORMATS = "served are safetensors: plain, GPTQ, AWQ and compressed-tensors"
+FORMATS = "served are safetensors: plain, GPTQ, AWQ, compressed-tensors and fp8"
 OTHERS = {  # by the end of a file's name
     ".gguf": ("GGUF model", f"GGUF is not read; {FORMATS}"),
     ".bin": ("pickle", f"pickles run code when they are read; {FORMATS}"),

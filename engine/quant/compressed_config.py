@@ -14,13 +14,25 @@ from engine.quant.schemes import BITS, GROUPS, Claim, Rule, Scheme, check, names
 
 Config = Mapping[str, Any]
 FORMAT = "pack-quantized"
+FORMATS = (FORMAT, "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_FORMATS_OF = {
+    "int": (FORMAT, "int-quantized", "naive-quantized"),
+    "float": ("float-quantized", "naive-quantized"),
+}
+STRATEGIES = ("tensor", "channel", "group", "block")
+FLOAT8 = ("float", 8)
 CLASS = "Linear"  # of every module that may be quantised here
-_UNSERVED = ("kv_cache_scheme", "sparsity_config", "transform_config")
+_UNSERVED = ("sparsity_config", "transform_config")
 
 
 def read_compressed(source: str, config: Config) -> Scheme:
     """Raises CheckpointInvalid for another format; for settings of a group, see ``Scheme``."""
-    check(source, "format", config.get("format", FORMAT), (FORMAT, "mixed-precision"))
+    form = config.get("format", FORMAT)
+    check(source, "format", form, FORMATS)
+    form = FORMAT if form == "mixed-precision" else form
+    kv = config.get("kv_cache_scheme")  # a wish: --kv-cache-dtype decides, and scales as it goes
+    if kv and not (isinstance(kv, Mapping) and (kv.get("type"), kv.get("num_bits")) == FLOAT8):
+        refuse(source, "kv_cache_scheme", kv, "none, or floats of 8 bits")
     for field in _UNSERVED:
         if config.get(field):
             refuse(source, field, config[field], "none")
@@ -32,7 +44,8 @@ def read_compressed(source: str, config: Config) -> Scheme:
     for name, group in groups.items():
         if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
             refuse(source, f"config_groups.{name}", group, "an object with a list of targets")
-        targets |= {target: partial(_claim, name, group) for target in group["targets"]}
+        read = partial(_claim, name, {"format": form, **_said(group)})
+        targets |= dict.fromkeys(group["targets"], read)
     return Scheme(
         default=None,
         rules=(
@@ -62,24 +75,45 @@ def _claim(name: str, group: Config, module: str) -> Claim | None:
     if not weights:
         return None
     source = f"{module}: config_groups.{name}"
-    check(source, "format", group.get("format") or FORMAT, (FORMAT,))
-    for field in ("input_activations", "output_activations"):
+    form, kind = group["format"], weights.get("type", "int")
+    check(source, "type", kind, ("int", "float"))
+    packed = form == FORMAT
+    check(source, "num_bits", weights.get("num_bits", 8), BITS if packed else (8,))
+    check(source, "format", form, _FORMATS_OF[kind])
+    narrow = () if weights.get("num_bits", 8) == 8 else ("input_activations",)
+    for field in (*narrow, "output_activations"):  # of 8 bits, inputs are taken as they are
         if group.get(field):
             refuse(source, field, group[field], "none: activations are not quantised")
-    check(source, "type", weights.get("type", "int"), ("int",))
-    check(source, "num_bits", weights.get("num_bits", 8), BITS)
     check(source, "dynamic", weights.get("dynamic", False), (False,))
     strategy = weights.get("strategy") or _strategy(weights.get("group_size"))
-    check(source, "strategy", strategy, ("group", "channel"))
+    check(source, "strategy", strategy, ("group", "channel") if packed else STRATEGIES)
     size = weights.get("group_size") if strategy == "group" else -1
     check(source, "group_size", size, GROUPS)
     return Claim(
         method="compressed-tensors",
         bits=weights.get("num_bits", 8),
-        group_size=size,
+        group_size=None if strategy == "block" else size,
         symmetric=weights.get("symmetric", True),
         act_order=weights.get("actorder") in ("group", "dynamic", True),
+        kind=kind,
+        block=read_block(source, weights.get("block_structure")) if strategy == "block" else None,
     )
+
+
+def read_block(source: str, found: object) -> tuple[int, int]:
+    """Outputs and inputs that share a scale."""
+    if (
+        not isinstance(found, list | tuple)
+        or len(found) != 2
+        or not all(type(side) is int and side > 0 for side in found)
+    ):
+        refuse(source, "block size", found, "two numbers, as [128, 128]")
+    return found[0], found[1]
+
+
+def _said(group: Config) -> Config:
+    """Without what is null."""
+    return {key: value for key, value in group.items() if value is not None}
 
 
 def _strategy(group_size: object) -> str:

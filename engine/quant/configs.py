@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from engine.quant.compressed_config import read_compressed
+from engine.quant.compressed_config import read_block, read_compressed
 from engine.quant.schemes import (
     BITS,
     GROUPS,
@@ -26,7 +26,7 @@ from engine.quant.schemes import (
 
 Config = Mapping[str, Any]
 Reader = Callable[[str, Config], Claim]
-METHODS = ("gptq", "awq", "compressed-tensors")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")
 _UNSERVED = ("rotation", "activation")  # GPTQModel: inputs rotated, or quantised, on the way
 _ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
 
@@ -44,6 +44,8 @@ def _read(source: str, config: Config) -> Scheme:
     check(source, "quant_method", method, METHODS)
     if method == "compressed-tensors":
         return read_compressed(source, config)
+    if method in ("fp8", "fbgemm_fp8"):
+        return Scheme(default=_fp8(source, config))
     for field in _UNSERVED:
         if config.get(field):
             refuse(source, field, config[field], "none")
@@ -87,6 +89,18 @@ def _awq(source: str, config: Config) -> Claim:
         bits=4,
         group_size=_group_size(source, config.get("group_size", config.get("q_group_size", 128))),
         symmetric=None if zero_point is None else not zero_point,
+    )
+
+
+def _fp8(source: str, config: Config) -> Claim:
+    """``modules_to_not_convert`` is not followed, as with AWQ: the tensors show it."""
+    check(source, "fmt", config.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
+    block = config.get("weight_block_size")
+    return Claim(
+        method="fp8",
+        bits=8,
+        kind="float",
+        block=None if block is None else read_block(source, block),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NoReturn
 
 from engine.errors import CheckpointInvalid
 
-Method = Literal["gptq", "awq", "compressed-tensors"]
+Method = Literal["gptq", "awq", "compressed-tensors", "fp8"]
 Zeros = Literal["v1", "v2"]  # v1 stores a GPTQ zero minus one, v2 stores it as it is
 BITS = (4, 8)
 GROUPS = (32, 64, 128, -1)
@@ -28,6 +28,8 @@ class Claim:
     symmetric: bool | None = None
     act_order: bool | None = None
     zeros: Zeros | None = None
+    kind: Literal["int", "float"] | None = None  # of a number
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale
 
 
 @dataclass(frozen=True, slots=True)

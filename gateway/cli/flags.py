@@ -119,7 +119,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "-q",
         default="auto",
         metavar="METHOD",
-        choices=["auto", "none", "awq", "gptq", "compressed-tensors", *QUANTIZATIONS],
+        choices=["auto", "none", "awq", "gptq", "compressed-tensors", "fp8", *QUANTIZATIONS],
         help="refuse a checkpoint that is stored otherwise (default: auto)",
     )
     _add_address(parser.add_argument_group("where"))

@@ -190,7 +190,7 @@ def test_the_order_of_awq_is_what_the_format_says():
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:up": 8}}, "dynamic"),
         ({"quant_method": "bitsandbytes"}, "quant_method"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format"),
-        ({"quant_method": "fp8"}, "quant_method"),
+        ({"quant_method": "modelopt"}, "quant_method"),
     ],
 )
 def test_a_claim_we_do_not_serve_is_refused_by_field(config, field):
