@@ -29,8 +29,9 @@ from gateway.identity.models import ApiKey, KeyKind, Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
 from gateway.identity.repository import IdentityRepository
+from gateway.limits.models import Level
 from gateway.limits.repository import LimitRepository
-from gateway.limits.rules import RuleBook
+from gateway.limits.rules import Rule, RuleBook, uses_of
 from gateway.limits.service import rule_book
 from gateway.usage.pricing import BATCH_TIER, PriceBook, Tariff
 from gateway.usage.repository import LedgerRepository
@@ -117,6 +118,18 @@ class LiveSnapshot:
 
     def rules(self) -> RuleBook:
         return self.current.rules
+
+    def limits_of(self, organisation: str) -> list[Rule]:
+        """Every limit that holds for somebody in it, the organisation's own first."""
+        found: dict[str, Rule] = {}
+        book = self.current.rules
+        subjects = {*book.rates, *book.allowances}
+        for who in self.current.keys.of_organisation(organisation):
+            for use in uses_of(who, subjects):
+                for rule in book.of(who, use):
+                    found.setdefault(rule.name, rule)
+        order = list(Level)
+        return sorted(found.values(), key=lambda each: order.index(each.subject.level))
 
     def tariff(self, target: Target, at: datetime) -> Tariff | None:
         """None: the model has no price."""

@@ -5,10 +5,12 @@ from gateway.dashboard.explore import EXPLORE
 from gateway.dashboard.organisations import ORGANISATIONS
 from gateway.dashboard.overview import OVERVIEW
 from gateway.dashboard.page import Page
+from gateway.dashboard.quotas import QUOTAS
 
 PAGES: tuple[Page, ...] = (
     OVERVIEW,
     EXPLORE,
+    QUOTAS,
     ORGANISATIONS,
     ACCOUNT,
 )

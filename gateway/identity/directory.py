@@ -57,6 +57,11 @@ class KeyDirectory:
                 return entry.principal
         raise Unauthenticated
 
+    def of_organisation(self, organisation: str) -> list[Principal]:
+        """Who holds a key of its projects."""
+        everybody = (entry.principal for entry in self._entries.values())
+        return [who for who in everybody if who.organisation == organisation and not who.admin]
+
     def project_of(self, tenant: str) -> tuple[str, str] | None:
         """Id and name of the project that engines see as this tenant, if it has a live key."""
         return self._projects.get(tenant)

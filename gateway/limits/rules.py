@@ -248,6 +248,21 @@ class RuleBook:
             yield Subject(Level.CUSTOMER, f"{who.project}/{ANYONE}", subject.model)
 
 
+def uses_of(who: Principal, subjects: Iterable[Subject]) -> Iterable[Use]:
+    """Those that meet every limit there is for this key: of models, customers and tags."""
+    yield Use()
+    mine, within = (who.organisation, who.project, who.key), f"{who.project}/"
+    for subject in subjects:
+        if subject.level in (Level.CUSTOMER, Level.TAG):
+            if not subject.id.startswith(within):
+                continue
+            name = subject.id.removeprefix(within)
+            is_tag = subject.level is Level.TAG
+            yield Use(subject.model, "" if is_tag else name, (name,) if is_tag else ())
+        elif subject.model and (subject.id in mine or subject.level is Level.PLAN):
+            yield Use(subject.model)
+
+
 def rule_of(name: str) -> tuple[Rule, str]:
     """The budget whose counter this is, as far as its name says, and the period's id."""
     _, organisation, level, subject, model, what, *period = name.split(":")

@@ -4,7 +4,7 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +21,12 @@ from gateway.health import Health
 from gateway.identity.attempts import Attempts
 from gateway.identity.logins import Logins
 from gateway.identity.passwords import Passwords
-from gateway.limits.limiter import memory_limiter
+from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
+from gateway.spending import LedgerSpending
+from gateway.usage.record import Started
 from tests.dashboard.browser import Browser, chromium, opened
 from tests.dashboard.world import BASE, PASSWORD, World, made
 from tests.fakes.clock import until
@@ -43,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+class NoLog:
+    """All usage is in the database."""
+
+    orphans: Sequence[Started] = ()
+
+    async def settle(self) -> int:
+        return 0
+
+
 @dataclass
 class Served:
     """A running dashboard. ``cookie`` signs somebody in without the page for it."""
@@ -51,6 +62,8 @@ class Served:
     world: World
     logins: Logins
     attempts: Attempts
+    snapshot: LiveSnapshot
+    limiter: RateLimiter
     cookies: dict[str, str] = field(default_factory=dict)
 
     async def cookie(self, who: str) -> str:
@@ -73,7 +86,8 @@ async def served(
     await snapshot.refresh()
     fleet = Fleet(Static(()), gateway="test")
     health = Health(fleet, lambda: snapshot.age_s)
-    limiter = memory_limiter(rules=snapshot.rules)
+    spending = LedgerSpending(database, NoLog())
+    limiter = memory_limiter(rules=snapshot.rules, spending=spending)
     sources = Sources(
         snapshot=snapshot, limiter=limiter, fleet=fleet, health=health,
         peppers=PEPPERS, base_model=BASE,
@@ -85,7 +99,7 @@ async def served(
     listener = Listener(rest, "127.0.0.1", 0)
     running = asyncio.create_task(listener.run_until_stopped())
     await until(lambda: listener.started)
-    yield Served(f"http://127.0.0.1:{listener.port}", world, logins, attempts)
+    yield Served(f"http://127.0.0.1:{listener.port}", world, logins, attempts, snapshot, limiter)
     running.cancel()
     await asyncio.wait([running])
     for server in listener.servers:

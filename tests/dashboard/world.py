@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from gateway.db import Database
 from gateway.identity.logins import LoginService
 from gateway.identity.models import Role, User
@@ -12,6 +14,9 @@ from gateway.identity.organisation_repository import OrganisationRepository
 from gateway.identity.passwords import Passwords
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.ids import new_id
+from gateway.limits.models import Level, SpendAlert
+from gateway.limits.rules import Rates, Subject
+from gateway.limits.service import LimitService
 from gateway.usage.event import Event, month_of, slot_of
 from gateway.usage.log import Position
 from gateway.usage.repository import LedgerRepository
@@ -23,6 +28,7 @@ PASSWORD = "correct horse battery"
 OPERATOR = "operator"
 PEOPLE = {role: f"{role}@acme.example" for role in map(str, Role)}
 DAYS = 45
+DOLLAR = 10**9
 MODELS = (
     BASE,
     "support",
@@ -84,10 +90,37 @@ async def made(database: Database) -> World:
             await session.flush()
             await logins.make(user, hashed)
             world.users[role] = user.id
+        await _limit(session, world, now)
     world.events = list(_events(world, now))
     await written(database, world.events)
     await Rollups(database).roll_up()
     return world
+
+
+async def _limit(session: AsyncSession, world: World, now: datetime) -> None:
+    acme = world.organisations["acme"]
+    limits = LimitService(session, acme, now)
+    web = world.projects["acme/web"]
+    for level, subject, model, rates in (
+        (Level.ORGANISATION, acme, "", Rates(requests_per_minute=600, tokens_per_day=2_000_000)),
+        (Level.PROJECT, web, "", Rates(tokens_per_minute=120_000, concurrency=8)),
+        (Level.PROJECT, web, "support", Rates(requests_per_minute=90)),
+        (Level.KEY, world.keys["acme/web"], "", Rates(requests_per_minute=4)),
+        (Level.CUSTOMER, f"{web}/ada", "", Rates(tokens_per_minute=9_000)),
+    ):
+        await limits.set_rates(Subject(level, subject, model), rates)
+    for level, subject, period, nano in (
+        (Level.ORGANISATION, acme, "month", 12 * DOLLAR),
+        (Level.PROJECT, web, "month", 5 * DOLLAR),
+        (Level.PROJECT, world.projects["acme/labs"], "day", DOLLAR // 2),
+    ):
+        await limits.set_budget(Subject(level, subject), period, nano)
+    for name, project, nano in (("first", None, 2 * DOLLAR), ("last", web, 40 * DOLLAR)):
+        row = SpendAlert(
+            id=new_id("alert"), organisation_id=acme, project_id=project, threshold_nano=nano,
+            recipients=f"{name}@acme.example", subject_prefix=None, created_at=now,
+        )  # fmt: skip
+        session.add(row)
 
 
 async def written(database: Database, events: list[Event]) -> None:

@@ -43,3 +43,11 @@ document.addEventListener("click", async (event) => {
   await navigator.clipboard.writeText(document.querySelector(button.dataset.copies).textContent.trim());
   button.querySelector("span").textContent = "Copied";
 });
+
+// What is live asks for itself again while it is looked at; a box stops it.
+const watches = document.querySelector("[data-watches]");
+if (watches) {
+  setInterval(() => {
+    if (watches.checked && !document.hidden) document.querySelector("#live").dispatchEvent(new Event("watch"));
+  }, 3000);
+}
