@@ -294,6 +294,7 @@ class Application:
             lambda key: snapshot.current.keys.authenticate(key, time.time()),
             peppers,
             base_model=self._settings.served_model_name,
+            operator=self._settings.operator_organisation,
         )
 
     def _dashboard(

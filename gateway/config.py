@@ -123,6 +123,7 @@ class Settings:
     usage_retention_days: int | None = None  # of single events; None: for ever
     alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
+    operator_organisation: str | None = None  # whose administrators grant credit; None: nobody's
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     public_system_prompts: tuple[str, ...] = ()  # texts whose KV all projects share

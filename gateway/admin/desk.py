@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,9 +49,17 @@ class AdminDesk:
     """Admin keys alone come in; other keys get 403, and none or a wrong one 401."""
 
     def __init__(
-        self, database: Database, authenticate: Authenticate, peppers: Peppers, *, base_model: str
+        self,
+        database: Database,
+        authenticate: Authenticate,
+        peppers: Peppers,
+        *,
+        base_model: str,
+        operator: str | None = None,
     ) -> None:
+        """``operator``: the organisation that runs this server, by name; None: none does."""
         self._database = database
+        self._operator = operator
         self._authenticate = authenticate
         self.peppers = peppers
         self.base_model = base_model
@@ -91,6 +100,20 @@ class AdminDesk:
         who: Principal = request.state.administrator
         async with self._database.publish(within=Tenancy(who.organisation)) as session:
             yield Visit(session, who)
+
+    @asynccontextmanager
+    async def granting(self, request: Request, organisation: str | None) -> AsyncIterator[Visit]:
+        """A visit to any organisation by the operator's own. Raises PermissionDenied for others,
+        whatever there is; then ResourceNotFound."""
+        who: Principal = request.state.administrator
+        async with self._database.publish() as session:
+            own = await OrganisationRepository(session, who.organisation).own()
+            if self._operator is None or own is None or own.name != self._operator:
+                raise PermissionDenied("Only the operator of this server grants credit.")
+            visit = Visit(session, replace(who, organisation=organisation or who.organisation))
+            if await visit.rows.own() is None:
+                raise ResourceNotFound("no organisation of this id", param="organization_id")
+            yield visit
 
 
 async def body_of(request: Request) -> dict[str, Any]:

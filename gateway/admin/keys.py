@@ -12,7 +12,9 @@ from gateway.admin.shapes import Json, page
 from gateway.errors import InvalidRequest, ResourceNotFound
 from gateway.identity.models import ApiKey, Role, User
 from gateway.identity.rights import Right, require_grant, roles_of
-from gateway.identity.service import IdentityService, KeyTerms
+from gateway.identity.service import LONGEST_OVERLAP, IdentityService, KeyTerms
+
+OVERLAP_S = 24 * 3600  # how long a rotated key goes on working, where nobody says
 
 
 def add_keys(router: APIRouter, desk: AdminDesk) -> None:
@@ -39,6 +41,15 @@ def add_keys(router: APIRouter, desk: AdminDesk) -> None:
             row.revoked_at = visit.now
             await visit.note("api_key.deleted", row.id, project_id)
             return {"id": row.id, "deleted": True, "object": "organization.project.api_key.deleted"}
+
+    @router.post(ONE + "/api_keys/{key_id}/rotate", **desk.needs(Right.KEYS))
+    async def rotate_key(request: Request, project_id: str, key_id: str) -> Json:
+        body = await body_of(request)
+        async with desk.changing(request) as visit:
+            await visit.project(project_id)
+            row, value = await _rotated(desk, visit, project_id, key_id, body)
+            accounts = {account.id: account for account in await visit.rows.accounts(project_id)}
+            return {**shapes.key(row, accounts), "value": value, "replaces": key_id}
 
     @router.get(ONE + "/service_accounts", **desk.needs(Right.KEYS_READ))
     async def list_accounts(
@@ -129,16 +140,51 @@ def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
             row = await _key(visit, None, key_id)
             return shapes.admin_key(row, await _person(row, visit))
 
+    @router.post(ROOT + "/admin_api_keys/{key_id}/rotate", **needed)
+    async def rotate_admin_key(request: Request, key_id: str) -> Json:
+        body = await body_of(request)
+        async with desk.changing(request) as visit:
+            old = await _key(visit, None, key_id)
+            person = await _person(old, visit)
+            require_grant(visit.who, _role(old, person))
+            row, value = await _rotated(desk, visit, None, key_id, body)
+            return {**shapes.admin_key(row, person), "value": value, "replaces": key_id}
+
     @router.delete(ROOT + "/admin_api_keys/{key_id}", **needed)
     async def delete_admin_key(request: Request, key_id: str) -> Json:
         async with desk.changing(request) as visit:
             row = await _key(visit, None, key_id)
             person = await _person(row, visit)
-            require_grant(visit.who, Role(row.role or (person.role if person else Role.OWNER)))
+            require_grant(visit.who, _role(row, person))
             row.revoked_at = visit.now
             await visit.note("api_key.deleted", key_id)
             kind = "organization.admin_api_key.deleted"
             return {"id": key_id, "deleted": True, "object": kind}
+
+
+async def _rotated(
+    desk: AdminDesk, visit: Visit, project: str | None, key_id: str, body: Json
+) -> tuple[ApiKey, str]:
+    """The key in the place of this one, and its text. Raises as ``IdentityService.rotate``."""
+    await _key(visit, project, key_id)  # of this organisation, or not at all
+    seconds = integer_of(body, "overlap_seconds")
+    longest = int(LONGEST_OVERLAP.total_seconds())
+    overlap = OVERLAP_S if seconds is None else seconds
+    if not 0 <= overlap <= longest:
+        raise InvalidRequest(
+            f"overlap_seconds is {overlap}; it must be from 0 to {longest}", param="overlap_seconds"
+        )
+    service = IdentityService(visit.session, visit.now)
+    made = await service.rotate(key_id, timedelta(seconds=overlap), peppers=desk.peppers)
+    await visit.session.flush()
+    for kind, named in (("api_key.created", made.id), ("api_key.updated", key_id)):
+        await visit.note(kind, named, project, rotation=made.id, of=key_id)
+    return await _key(visit, project, made.id), made.text
+
+
+def _role(row: ApiKey, person: User | None) -> Role:
+    """With which an admin key acts."""
+    return Role(row.role or (person.role if person else Role.OWNER))
 
 
 async def _person(row: ApiKey, visit: Visit) -> User | None:

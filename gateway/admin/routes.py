@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from gateway.admin.alerts import add_alerts
 from gateway.admin.audit import add_audit
+from gateway.admin.credits import add_credits
 from gateway.admin.desk import AdminDesk
 from gateway.admin.keys import add_admin_keys, add_keys
 from gateway.admin.limits import add_limits
@@ -22,6 +23,7 @@ def admin_router(desk: AdminDesk) -> APIRouter:
     add_people(router, desk)
     add_members(router, desk)
     add_limits(router, desk)
+    add_credits(router, desk)
     add_alerts(router, desk, ROOT + "/spend_alerts", "organization.spend_alert")
     add_alerts(router, desk, ONE + "/spend_alerts", "project.spend_alert")
     add_reports(router, desk)

@@ -81,6 +81,7 @@ class ServeOptions:
     allowed_origins: tuple[str, ...]
     usage_retention_days: int | None
     alert_webhook: str | None
+    operator_organisation: str | None
     forwarded_hops: int
     priority_tier: bool
     public_system_prompts: tuple[str, ...]
@@ -166,6 +167,11 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         "--alert-webhook",
         metavar="URL",
         help="where spend alerts are sent, signed with DATA_DIR/webhook-secret (default: nowhere)",
+    )
+    group.add_argument(
+        "--operator-organisation",
+        metavar="ORG",
+        help="whose owners, admins and billing keys may grant credit over HTTP (default: nobody's)",
     )
     group.add_argument(
         "--forwarded-hops",
@@ -318,6 +324,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         allowed_origins=_origins(arguments.allowed_origins),
         usage_retention_days=arguments.usage_retention_days,
         alert_webhook=_web_address(arguments.alert_webhook),
+        operator_organisation=arguments.operator_organisation,
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
         public_system_prompts=tuple(map(_text_of, arguments.public_system_prompt)),

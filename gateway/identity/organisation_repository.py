@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.identity.models import (
     ApiKey,
     KeyKind,
+    Organisation,
     Project,
     ProjectUser,
     ServiceAccount,
@@ -24,6 +25,11 @@ class OrganisationRepository:
 
     def add(self, row: Project | ApiKey | ServiceAccount | User | ProjectUser) -> None:
         self._session.add(row)
+
+    async def own(self) -> Organisation | None:
+        """None where there is no such organisation."""
+        statement = select(Organisation).where(Organisation.id == self._organisation)
+        return (await self._session.scalars(statement)).one_or_none()
 
     async def projects(self, *, archived: bool = False) -> Sequence[Project]:
         statement = select(Project).where(Project.organisation_id == self._organisation)
