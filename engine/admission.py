@@ -126,6 +126,13 @@ def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[str]:
         yield f"sampling.repetition_penalty={sampling.repetition_penalty} must be above 0"
     if sampling.min_tokens < 0:
         yield f"sampling.min_tokens={sampling.min_tokens} must not be negative"
+    for name, tokens in (("allowed", sampling.allowed), *_runs(sampling)):
+        if any(not 0 <= token < vocab_size for token in tokens):
+            yield f"sampling.{name} has an id outside 0..{vocab_size - 1}"
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocab_size or math.isnan(bias):
             yield f"sampling.logit_bias: token {token} of {vocab_size} cannot have bias {bias}"
+
+
+def _runs(sampling: Sampling) -> Iterator[tuple[str, list[int]]]:
+    return ((f"bad_words[{i}]", run) for i, run in enumerate(sampling.bad_words) if run)

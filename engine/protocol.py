@@ -82,6 +82,8 @@ class Sampling(Fact, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: list[tuple[int, float]] = []  # (token, added to its logit)
     min_tokens: int = 0  # end-of-sequence and stop tokens are barred before this many
+    allowed: list[int] = []  # the only tokens that may be drawn; empty: any
+    bad_words: list[list[int]] = []  # runs of tokens of which none is completed
 
 
 class Hello(Message, frozen=True):

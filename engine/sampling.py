@@ -1,9 +1,9 @@
 """From logits to tokens, and to what was asked about their probabilities.
 
-Per row and in this order: penalties, logit_bias, barred tokens (of a grammar's mask, where there
-is one, which has the others in it); then log-probabilities are taken;
-then temperature, top_k, top_p, min_p and one draw (``kernels.sample``), whose random number
-depends on (seed, position) alone.
+Per row and in this order: penalties, logit_bias, tokens that are not allowed, the ends of bad
+words, barred tokens (of a grammar's mask, where there is one, which has the others in it); then
+log-probabilities are taken; then temperature, top_k, top_p, min_p and one draw
+(``kernels.sample``), whose random number depends on (seed, position) alone.
 
     repetition  a token of prompt or output: its logit / p where positive, * p where negative
     frequency   minus p for each time the output has the token
@@ -143,7 +143,9 @@ def draw(
 
 def is_adjusted(draw: Draw) -> bool:
     """Whether the logits are changed before the draw."""
-    return bool(draw.masked or draw.barred or draw.sampling.logit_bias or _is_penalised(draw))
+    wants = draw.sampling
+    chooses = wants.logit_bias or wants.allowed or wants.bad_words
+    return bool(draw.masked or draw.barred or chooses or _is_penalised(draw))
 
 
 def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None) -> None:
@@ -152,6 +154,10 @@ def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | Non
     for at in range(0, len(penalised), PENALISED_ROWS):
         _penalise(logits, draws, penalised[at : at + PENALISED_ROWS], last)
     _bias(logits, draws)
+    allowed = _Allowed.of(logits, draws)
+    bar(logits, draws, last)
+    if allowed is not None:
+        allowed.restore(logits)
 
 
 def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -233,21 +239,78 @@ def _counts(logits: torch.Tensor, there: dict[str, torch.Tensor], name: str) -> 
 
 
 def _bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-    """Every row's logit_bias, whose repeated tokens add up, and its barred tokens: one copy."""
+    """Every row's logit_bias, whose repeated tokens add up."""
     biases = [(row, *pair) for row, d in enumerate(draws) for pair in d.sampling.logit_bias]
-    barred = [(row, t) for row, d in enumerate(draws) if not d.masked for t in d.barred]
-    if not biases and not barred:
+    if not biases:
         return
     there = send(
         {
             "biased": np.asarray([b[:2] for b in biases], dtype=np.int64).reshape(-1, 2).T.copy(),
             "bias": np.asarray([b[2] for b in biases], dtype=np.float32).view(np.int32),
-            "barred": np.asarray(barred, dtype=np.int64).reshape(-1, 2).T.copy(),
         },
         logits.device,
     )
-    if biases:
-        bias = there["bias"].view(torch.float32)
-        logits.index_put_(tuple(there["biased"]), bias, accumulate=True)
+    bias = there["bias"].view(torch.float32)
+    logits.index_put_(tuple(there["biased"]), bias, accumulate=True)
+
+
+def bar(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None) -> None:
+    """Tokens that must not come next.
+
+    Where an output's last token is not read yet, the device finds out whether a bad word would be
+    completed.
+    """
+    barred = [(row, t) for row, d in enumerate(draws) if not d.masked for t in d.barred]
+    unsure = list[tuple[int, int, int]]()  # row, token, and what the last token would have to be
+    for row, d in enumerate(draws):
+        for *before, token in d.sampling.bad_words:
+            unread = d.position - len(d.output) if before else 0
+            known = before[: len(before) - unread]
+            if known and list(d.output[-len(known) :]) != known:
+                continue
+            if unread:
+                unsure.append((row, token, before[-1]))
+            else:
+                barred.append((row, token))
+    if not barred and not unsure:
+        return
+    there = send(
+        {
+            "barred": np.asarray(barred, dtype=np.int64).reshape(-1, 2).T.copy(),
+            "unsure": np.asarray(unsure, dtype=np.int64).reshape(-1, 3).T.copy(),
+        },
+        logits.device,
+    )
     if barred:
         logits.index_put_(tuple(there["barred"]), logits.new_full((), -math.inf))
+    if unsure and last is not None:
+        rows, tokens, wanted = there["unsure"]
+        least = torch.where(last[rows] == wanted, -math.inf, 0.0)
+        logits.index_put_((rows, tokens), least.to(logits.dtype), accumulate=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """Rows in which few tokens may be drawn. One that is left none gets them all back."""
+
+    rows: torch.Tensor  # [n] int64
+    values: torch.Tensor  # [n, V], before any was barred
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, draws: Sequence[Draw]) -> "_Allowed | None":
+        """Takes the other tokens out of logits [B, V]. None where all rows allow any."""
+        rows = [row for row, d in enumerate(draws) if d.sampling.allowed]
+        if not rows:
+            return None
+        lists = [draws[row].sampling.allowed for row in rows]
+        there = send({"rows": np.asarray(rows), **_ragged("allowed", lists)}, logits.device)
+        may = logits.new_zeros(len(rows), logits.shape[1], dtype=torch.bool)
+        may[there["allowed of"], there["allowed"]] = True
+        values = logits[there["rows"]].masked_fill_(~may, -math.inf)
+        logits[there["rows"]] = values
+        return cls(there["rows"], values)
+
+    def restore(self, logits: torch.Tensor) -> None:
+        left = logits[self.rows]
+        none = left.amax(dim=1, keepdim=True) == -math.inf
+        logits[self.rows] = torch.where(none, self.values, left)

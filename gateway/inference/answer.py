@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import TypeVar
 
+from msgspec import structs
+
 from engine.protocol import Finish, Output, TokenLogprobs
 from gateway.errors import DeadlineExceeded, EngineFailed, GatewayError
 from gateway.inference.choice import Choice, Delta
@@ -53,6 +55,7 @@ class Written:
     calls: list[Call] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     embedding: bytes = b""
+    prompt: Sequence[TokenLogprobs] | None = None  # of the prompt's tokens but the first
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
@@ -65,6 +68,7 @@ class Written:
         self.finish = delta.finish or self.finish
         self.why = delta.why or self.why
         self.embedding = delta.embedding or self.embedding
+        self.prompt = delta.prompt or self.prompt
 
     @property
     def text(self) -> str:
@@ -110,6 +114,8 @@ class Answer:
             known = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), ())
             gained += self._echo(position, known)
         first = position * self._order.options.candidates
+        if self._order.options.prompt_logprobs is not None:
+            gained += self._told(position, outputs)
         for output in outputs:
             if output.finish is not None and (failure := _failure(output)):
                 self.count(position, (output,))
@@ -118,6 +124,14 @@ class Answer:
             delta.embedding = output.embedding
             gained.append((first + output.index, delta))
         return gained
+
+    def _told(self, position: int, outputs: Sequence[Output]) -> list[tuple[int, Delta]]:
+        """What is known of the prompt, to each of its choices."""
+        each = self._order.options.candidates
+        known = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
+        if known is None:
+            return []
+        return [(position * each + index, Delta(prompt=known)) for index in range(each)]
 
     def cut(self, why: dict[str, str]) -> list[tuple[int, Delta]]:
         """End what has not ended."""
@@ -184,6 +198,7 @@ class Answer:
         if self._order.options.logprobs is not None:
             detokenizer, offset = Detokenizer(self._tokenizer), 0
             prompt = self._order.prompts[position]
+            known = [structs.replace(k, top=k.top[: self._order.options.logprobs]) for k in known]
             aligned = islice(chain((None,), known, repeat(None)), len(prompt))  # first has none
             for token, chance in zip(prompt, aligned, strict=True):
                 chances.append(TokenChance(token, offset, chance))

@@ -4,6 +4,7 @@ Tokens past a stop string are neither shown nor billed. The token in which a sto
 the last one billed. Stop strings are not looked for in the first ``min_tokens`` tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Finish, Output, TokenLogprobs, Usage
@@ -27,6 +28,7 @@ class Delta:
     calls: tuple[CallDelta, ...] = ()
     tokens: list[int] = field(default_factory=list)  # where they are wanted as numbers
     embedding: bytes = b""  # float32, where the prompt is wanted as a vector
+    prompt: Sequence[TokenLogprobs] | None = None  # of the prompt's tokens but the first
 
 
 class Choice:

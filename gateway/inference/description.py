@@ -4,8 +4,8 @@ from typing import Any
 
 from engine.protocol import Pooling
 from gateway.inference.embedding import ENCODINGS
-from gateway.inference.options import MOST_CHOICES, MOST_STOPS
-from gateway.inference.sampling import REPETITION
+from gateway.inference.options import MOST_CHOICES, MOST_PROMPT_ALTERNATIVES, MOST_STOPS
+from gateway.inference.sampling import MOST_BAD_WORDS, REPETITION
 from gateway.inference.support import IGNORED, REFUSED
 from gateway.inference.tier import TIERS
 from gateway.inference.tools import MOST_TOOLS
@@ -49,6 +49,9 @@ SHARED: dict[str, Schema] = {
     "seed": {"type": "integer", "format": "int64"},
     "max_tokens": integer(0),
     "min_tokens": integer(0),
+    "allowed_token_ids": {"type": "array", "items": integer(0), "minItems": 1},
+    "bad_words": {"type": "array", "items": {"type": "string"}, "maxItems": MOST_BAD_WORDS},
+    "prompt_logprobs": integer(0, MOST_PROMPT_ALTERNATIVES),
     "n": integer(1, MOST_CHOICES),
     "stop": strings(MOST_STOPS),
     "stop_token_ids": {"type": "array", "items": integer(0)},
@@ -75,6 +78,8 @@ CHAT: dict[str, Schema] = {
     "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MOST_TOOLS},
     "tool_choice": {"description": "none, auto, required, or a function by its name."},
     "parallel_tool_calls": {"type": "boolean", "default": True},
+    "functions": {"type": "array", "items": {"type": "object"}, "maxItems": MOST_TOOLS},
+    "function_call": {"description": "none, auto, or a function by its name: the older form."},
     "logprobs": FLAG,
     "top_logprobs": integer(0, MOST_ALTERNATIVES),
 }

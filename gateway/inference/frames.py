@@ -14,7 +14,13 @@ from gateway.errors import GatewayError
 from gateway.inference.answer import Call, Counts, Written
 from gateway.inference.call_reader import CallDelta
 from gateway.inference.choice import Delta
-from gateway.inference.logprobs import Speller, TokenChance, chat_logprobs, completion_logprobs
+from gateway.inference.logprobs import (
+    Speller,
+    TokenChance,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from gateway.inference.order import Order
 from gateway.inference.tokenizer import Tokenizer
 
@@ -77,8 +83,21 @@ class Frames(ABC):
             "choices": choices,
             "usage": usage(counts),
             **self.about(),
+            **self._of_prompts(written),
         }
         return orjson.dumps(answer)
+
+    def _of_prompts(self, written: Sequence[Written]) -> dict[str, Any]:
+        """What a whole answer tells of its prompts beside its choices."""
+        return {}
+
+    def _prompt_logprobs(self, prompt: Sequence[int], written: Written) -> dict[str, Any]:
+        wanted = self._order.options.prompt_logprobs
+        if wanted is None:
+            return {}
+        known = written.prompt or ()
+        told = prompt_logprobs(prompt, known, self._speller, alternatives=wanted)
+        return {"prompt_logprobs": told}
 
     def failed(self, error: GatewayError) -> bytes:
         """The end of a stream that has begun and cannot go on."""
@@ -114,12 +133,12 @@ class ChatFrames(Frames):
             rest = b',"finish_reason":null' + _tokens(delta.tokens) + b"}"
             frames = self._before + content + logprobs + rest + self._after
         for gained in delta.calls:  # one a frame: clients look at the first of a list
-            call = b'{"index":%d,"delta":{"tool_calls":[' % index + orjson.dumps(_call(gained))
-            rest = b']},"logprobs":null,"finish_reason":null}'
+            call = b'{"index":%d,"delta":' % index + orjson.dumps(self._called(gained))
+            rest = b',"logprobs":null,"finish_reason":null}'
             frames += self._before + call + rest + self._after
         if delta.finish:
             last = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"%s}'
-            reason = delta.finish.encode()
+            reason = self._reason(delta.finish).encode()
             frames += self._before + last % (index, reason, _why(delta.why)) + self._after
         return frames
 
@@ -132,22 +151,42 @@ class ChatFrames(Frames):
                 "content": written.text or (None if written.calls else ""),
                 "refusal": None,
                 "annotations": [],
-                **(
-                    {"tool_calls": [_whole_call(call) for call in written.calls]}
-                    if written.calls
-                    else {}
-                ),
+                **self._calls(written.calls),
             },
             "logprobs": chat_logprobs(written.chances, self._speller) if wanted else None,
-            "finish_reason": written.finish,
+            "finish_reason": written.finish and self._reason(written.finish),
             **({"token_ids": written.tokens} if self._order.options.shows_tokens else {}),
             **({DETAIL: written.why} if written.why else {}),
         }
+
+    @property
+    def _older(self) -> bool:
+        """The client knows one function_call, and no tools."""
+        return self._order.calling is not None and self._order.calling.box.older
+
+    def _reason(self, finish: str) -> str:
+        return "function_call" if self._older and finish == "tool_calls" else finish
+
+    def _called(self, gained: CallDelta) -> dict[str, Any]:
+        if not self._older:
+            return {"tool_calls": [_call(gained)]}
+        name = {} if gained.name is None else {"name": gained.name}
+        return {"function_call": {**name, "arguments": gained.arguments}}
+
+    def _calls(self, calls: Sequence[Call]) -> dict[str, Any]:
+        if not calls:
+            return {}
+        if self._older:
+            return {"function_call": _whole_call(calls[0])["function"]}
+        return {"tool_calls": [_whole_call(call) for call in calls]}
 
     def about(self) -> dict[str, Any]:
         if not self._order.options.shows_tokens:
             return {}
         return {"prompt_token_ids": list(self._order.prompts[0])}
+
+    def _of_prompts(self, written: Sequence[Written]) -> dict[str, Any]:
+        return self._prompt_logprobs(self._order.prompts[0], written[0])
 
     def _logprobs(self, chances: Sequence[TokenChance]) -> bytes:
         return orjson.dumps(chat_logprobs(chances, self._speller)) if chances else b"null"
@@ -179,6 +218,7 @@ class CompletionFrames(Frames):
             "logprobs": self._logprobs(written.chances),
             "finish_reason": written.finish,
             **self._numbers(index, written.tokens),
+            **self._prompt_logprobs(self._prompt(index), written),
             **({DETAIL: written.why} if written.why else {}),
         }
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from msgspec import structs
+
 from engine.protocol import Image
 from gateway.catalog.target import Target
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -18,6 +20,7 @@ from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
 from gateway.inference.public import PublicBeginnings
+from gateway.inference.sampling import spelled
 from gateway.inference.sight import Sight
 from gateway.inference.structure import Structure
 from gateway.inference.support import require_known
@@ -174,6 +177,7 @@ class Intake:
         self._require_known(options)
         if principal.strict:
             require_known(options.ignored)
+        options = self._spelled(options, grammar)
         if grammar is not None and grammar.ignored:
             options = replace(options, ignored=(*options.ignored, *grammar.ignored))
         longest = max(map(len, prompts))
@@ -194,6 +198,21 @@ class Intake:
             echoes=echoes,
         )
 
+    def _spelled(self, options: Options, grammar: Grammar | None) -> Options:
+        """Bad words as tokens. What a grammar asks for must not be ruled out."""
+        for name, given in (
+            ("bad_words", options.bad_words),
+            ("allowed_token_ids", options.sampling.allowed),
+        ):
+            if given and grammar is not None:
+                raise InvalidRequest(
+                    f"{name} cannot be used where the answer is held to a form.", param=name
+                )
+        if not options.bad_words:
+            return options
+        runs = spelled(options.bad_words, self._prompts.tokenizer)
+        return replace(options, sampling=structs.replace(options.sampling, bad_words=runs))
+
     async def _followed(self, structure: Structure | None) -> Grammar | None:
         return None if structure is None else await self._grammars.require(structure)
 
@@ -211,8 +230,12 @@ class Intake:
 
     def _require_known(self, options: Options) -> None:
         size = self._prompts.tokenizer.vocab_size
-        named = {"logit_bias": (token for token, _ in options.sampling.logit_bias)}
-        for field, tokens in {**named, "stop_token_ids": iter(options.stop_tokens)}.items():
+        named = {
+            "logit_bias": (token for token, _ in options.sampling.logit_bias),
+            "stop_token_ids": iter(options.stop_tokens),
+            "allowed_token_ids": iter(options.sampling.allowed),
+        }
+        for field, tokens in named.items():
             for token in tokens:
                 if token >= size:
                     raise InvalidRequest(

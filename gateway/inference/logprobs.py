@@ -54,6 +54,26 @@ def _chat_token(item: TokenChance, speller: Speller) -> dict[str, Any]:
     }
 
 
+def prompt_logprobs(
+    tokens: Sequence[int], known: Sequence[TokenLogprobs], speller: Speller, *, alternatives: int
+) -> list[dict[str, Any] | None]:
+    """As vLLM writes them, by number. A token that is not among the likeliest has no rank."""
+    found: list[dict[str, Any] | None] = [None]
+    for token, chance in zip(tokens[1:], known, strict=False):
+        ranked = {
+            number: {"logprob": finite(value), "rank": rank, "decoded_token": speller.name(number)}
+            for rank, (number, value) in enumerate(chance.top[:alternatives], 1)
+        }
+        own = {
+            "logprob": finite(chance.logprob),
+            "rank": None,
+            "decoded_token": speller.name(token),
+        }
+        facts = {token: ranked.get(token, own), **ranked}
+        found.append({str(number): fact for number, fact in facts.items()})
+    return found
+
+
 def completion_logprobs(
     chances: Sequence[TokenChance], speller: Speller, *, alternatives: int
 ) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def _message(value: Any, path: str, album: Album | None) -> Message:
         raise InvalidRequest(f"{path}.role must be one of {known}.", param=f"{path}.role")
     message: dict[str, Any] = {"role": ROLES[role]}
     calls = _tool_calls(fields) if role == "assistant" else []
+    if role == "assistant" and (older := fields.object("function_call")) is not None:
+        calls.append(_call(older, None))
     content = fields.take("content")
     if album is not None and _shows(content):
         if role != "user":
@@ -67,9 +69,14 @@ def _message(value: Any, path: str, album: Album | None) -> Message:
         message["content"] = _content(content, f"{path}.content", optional=bool(calls))
     if calls:
         message["tool_calls"] = calls
-    if name := fields.name("name"):
+    name = fields.name("name")
+    if name:
         message["name"] = name
-    if role == "tool":
+    if role == "function":  # the form before tools: a function's name stands for its call
+        if not name:
+            raise missing(f"{path}.name")
+        message["tool_call_id"] = older_id(name)
+    elif role == "tool":
         if (call := fields.name("tool_call_id")) is None:
             raise missing(f"{path}.tool_call_id")
         message["tool_call_id"] = call
@@ -138,17 +145,24 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
         function = call.object("function")
         if function is None:
             raise missing(f"{path}.function")
-        name, arguments = function.name("name"), function.text("arguments")
-        if name is None:
-            raise missing(f"{path}.function.name")
-        calls.append(
-            {
-                "id": call.name("id") or "",
-                "type": "function",
-                "function": {"name": name, "arguments": _arguments(arguments or "{}")},
-            }
-        )
+        calls.append(_call(function, call.name("id") or ""))
     return calls
+
+
+def _call(function: Fields, number: str | None) -> dict[str, Any]:
+    """``number``: its id; None: it is of the form before tools."""
+    name, arguments = function.name("name"), function.text("arguments")
+    if name is None:
+        raise missing(function.at("name"))
+    return {
+        "id": older_id(name) if number is None else number,
+        "type": "function",
+        "function": {"name": name, "arguments": _arguments(arguments or "{}")},
+    }
+
+
+def older_id(name: str) -> str:
+    return f"function_{name}"
 
 
 def _arguments(text: str) -> Any:

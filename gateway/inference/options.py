@@ -10,7 +10,7 @@ from typing import Any
 from engine.protocol import Sampling
 from gateway.errors import InvalidRequest
 from gateway.inference.fields import Fields, checked_text, missing, out_of_range, wrong_type
-from gateway.inference.sampling import read_sampling
+from gateway.inference.sampling import read_bad_words, read_sampling
 from gateway.inference.structure import Structure, read_structure
 from gateway.inference.support import refuse_unsupported
 from gateway.inference.tier import TIERS, Tier
@@ -19,6 +19,7 @@ MOST_STOPS = 16
 MOST_STOP_CHARS = 1024
 MOST_STOP_TOKENS = 256
 MOST_CHOICES = 128
+MOST_PROMPT_ALTERNATIVES = 20
 MOST_NAME_CHARS = 256  # of a customer, or a tag with its value
 MOST_TAGS = 16
 
@@ -46,6 +47,8 @@ class Options:
     customer: str = ""  # whom it is for, of the tenant's own customers
     tags: tuple[str, ...] = ()  # name=value
     shows_tokens: bool = False  # the tokens of prompt and answer are told, as numbers
+    bad_words: tuple[str, ...] = ()  # that no answer completes
+    prompt_logprobs: int | None = None  # alternatives per token of the prompt; None: none wanted
 
 
 def read_options(
@@ -84,6 +87,8 @@ def read_options(
         stream=stream,
         include_usage=include_usage,
         structure=read_structure(fields),
+        bad_words=read_bad_words(fields),
+        prompt_logprobs=_prompt_logprobs(fields, stream),
         tier=_tier(fields),
         customer=_customer(fields),
         tags=_tags(fields),
@@ -133,6 +138,15 @@ def _candidates(fields: Fields, n: int, stream: bool) -> int:
             "A stream cannot show the best of several: best_of must equal n.", param="best_of"
         )
     return candidates
+
+
+def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+    wanted = fields.integer("prompt_logprobs", 0, MOST_PROMPT_ALTERNATIVES)
+    if wanted is not None and stream:
+        raise InvalidRequest(
+            "A stream does not show prompt_logprobs; leave stream out.", param="prompt_logprobs"
+        )
+    return wanted
 
 
 def read_last_tokens(fields: Fields) -> int | None:

@@ -111,6 +111,13 @@ class Order:
             for position, prompt in enumerate(self.prompts)
         ]
 
+    @property
+    def _prompt_logprobs(self) -> int | None:
+        """For an echo, and for whoever asks by that name: as many as either wants."""
+        options = self.options
+        wanted = (options.logprobs if self.echoes else None, options.prompt_logprobs)
+        return max((count for count in wanted if count is not None), default=None)
+
     def _submit(self, request: str, prompt: Sequence[int], granted: int | None) -> Submit:
         options = self.options
         return Submit(
@@ -124,7 +131,7 @@ class Order:
             stop_tokens=list(options.stop_tokens),
             ignore_eos=options.ignore_eos,
             logprobs=0 if options.logprobs is None and self.chooses else options.logprobs,
-            prompt_logprobs=options.logprobs if self.echoes else None,
+            prompt_logprobs=self._prompt_logprobs,
             granted=granted,
             deadline_ms=self.deadline_ms,
             grammar=self.grammar,

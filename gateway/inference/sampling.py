@@ -1,15 +1,20 @@
 """How a client wants tokens chosen.
 
 A ``top_p`` of 0 means greedy, and so does a temperature so small that logits divided by it would
-overflow; ``seed`` is any 64-bit integer. ``top_k``, ``min_p``, ``repetition_penalty`` and
-``min_tokens`` are vLLM's.
+overflow; ``seed`` is any 64-bit integer. ``top_k``, ``min_p``, ``repetition_penalty``,
+``min_tokens``, ``allowed_token_ids`` and ``bad_words`` are vLLM's.
 """
+
+from collections.abc import Sequence
 
 from engine.protocol import Sampling
 from gateway.errors import InvalidRequest
-from gateway.inference.fields import MOST_TOKEN_ID, Fields, out_of_range
+from gateway.inference.fields import MOST_TOKEN_ID, Fields, checked_text, out_of_range
+from gateway.inference.tokenizer import Tokenizer
 
 MOST_BIASES = 1024
+MOST_ALLOWED = 1 << 16
+MOST_BAD_WORDS, MOST_WORD_CHARS = 256, 256
 LEAST_TEMPERATURE = 1e-5
 REPETITION = (0.01, 10)  # smaller ones make logits overflow
 
@@ -31,7 +36,44 @@ def read_sampling(fields: Fields) -> Sampling:
         repetition_penalty=fields.number("repetition_penalty", *REPETITION, default=1),
         logit_bias=_logit_bias(fields),
         min_tokens=fields.integer("min_tokens", 0, MOST_TOKEN_ID) or 0,
+        allowed=_allowed(fields),
     )
+
+
+def read_bad_words(fields: Fields) -> tuple[str, ...]:
+    """Raises InvalidRequest."""
+    values = fields.items("bad_words", MOST_BAD_WORDS) or []
+    words = [checked_text(value, f"bad_words[{i}]") for i, value in enumerate(values)]
+    for i, word in enumerate(words):
+        if not 1 <= len(word.strip()) <= MOST_WORD_CHARS:
+            raise out_of_range(
+                f"{len(word.strip())} characters long", f"between 1 and {MOST_WORD_CHARS}",
+                f"bad_words[{i}]",
+            )  # fmt: skip
+    return tuple(dict.fromkeys(words))
+
+
+def spelled(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """The tokens of each word, at the beginning of a text and after a space, as vLLM has it."""
+    runs: list[list[int]] = []
+    for word in words:
+        plain, spaced = (
+            tokenizer.encode(space + word.lstrip(), add_special=False) for space in ("", " ")
+        )
+        runs.append(plain)
+        if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+            runs.append(spaced)
+    return [run for run in runs if run]
+
+
+def _allowed(fields: Fields) -> list[int]:
+    name = "allowed_token_ids"
+    if name not in fields.unread:
+        return []
+    tokens = fields.token_ids(name, MOST_ALLOWED)
+    if not tokens:
+        raise InvalidRequest(f"{name} must hold at least one token.", param=name)
+    return list(dict.fromkeys(tokens))
 
 
 def _logit_bias(fields: Fields) -> list[tuple[int, float]]:

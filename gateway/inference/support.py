@@ -22,7 +22,7 @@ IGNORED = frozenset({
 REFUSED = (
     "tools", "functions", "tool_choice", "function_call", "modalities", "audio",
     "web_search_options", "moderation", "suffix", "use_beam_search",
-    "prompt_logprobs", "allowed_token_ids", "bad_words", "chat_template", "documents",
+    "chat_template", "documents",
     "add_special_tokens", "echo", "logits_processors", "mm_processor_kwargs", "vllm_xargs",
 )  # fmt: skip
 # Values of refused fields that ask for what we do anyway.
@@ -36,7 +36,6 @@ HARMLESS: dict[str, Sequence[Any]] = {
     "modalities": (["text"],),
     "suffix": ("",),
     "use_beam_search": (False,),
-    "bad_words": ([],),
     "documents": ([],),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),

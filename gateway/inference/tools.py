@@ -43,6 +43,7 @@ class Toolbox:
     required: bool = False  # at least one call, and no text
     parallel: bool = True  # several calls
     path: str = "tools"  # the field that decides
+    older: bool = False  # asked for as functions, so answered as one function_call
 
     @property
     def names(self) -> frozenset[str]:
@@ -57,15 +58,53 @@ class Toolbox:
 def read_tools(fields: Fields) -> Toolbox | None:
     """None where nothing may be called. Raises InvalidRequest or one of its kinds."""
     values = fields.items("tools", MOST_TOOLS) or []
+    older = _functions(fields)
+    if older is not None:
+        if values:
+            raise InvalidRequest("tools and functions exclude each other.", param="functions")
+        return older if older.tools else None
     tools = tuple(_tool(value, f"tools[{i}]") for i, value in enumerate(values))
-    names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            path = f"tools[{i}].function.name"
-            raise InvalidRequest(f"{path}: there are two functions called {name!r}.", param=path)
+    _require_distinct(tools, "tools[{}].function.name")
     parallel = fields.flag("parallel_tool_calls", default=True)
     box = Toolbox(tools, [tool.shown for tool in tools], parallel=parallel)
     return _chosen(box, fields.take("tool_choice"))
+
+
+def _functions(fields: Fields) -> Toolbox | None:
+    """The form before tools: ``functions`` and ``function_call``. None where it is not used."""
+    values = fields.items("functions", MOST_TOOLS)
+    choice = fields.take("function_call")
+    if not values and choice in (None, "none", "auto"):
+        return None
+    tools = tuple(
+        _function(object_at(value, f"functions[{i}]")) for i, value in enumerate(values or ())
+    )
+    _require_distinct(tools, "functions[{}].name")
+    shown = [tool.shown for tool in tools]
+    box = Toolbox(tools, shown, parallel=False, path="functions", older=True)
+    if choice is None or choice == "auto":
+        return box
+    if choice == "none":
+        return replace(box, tools=())
+    if isinstance(choice, str):
+        raise InvalidRequest(
+            "function_call must be none, auto, or an object that names a function.",
+            param="function_call",
+        )
+    if not isinstance(choice, dict):
+        raise wrong_type(choice, "a string or an object", "function_call")
+    if not tools:
+        raise InvalidRequest("function_call needs functions.", param="function_call")
+    tool = _among(box, Fields(choice, "function_call"))
+    return replace(box, tools=(tool,), required=True, path="function_call")
+
+
+def _require_distinct(tools: Sequence[Tool], path: str) -> None:
+    names = [tool.name for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            at = path.format(i)
+            raise InvalidRequest(f"{at}: there are two functions called {name!r}.", param=at)
 
 
 def _chosen(box: Toolbox, choice: Any) -> Toolbox | None:
@@ -126,6 +165,10 @@ def _named(box: Toolbox, given: Fields, field: str) -> Tool:
     function = given.object(field)
     if function is None:
         raise missing(given.at(field))
+    return _among(box, function)
+
+
+def _among(box: Toolbox, function: Fields) -> Tool:
     name = function.name("name")
     if name is None:
         raise missing(function.at("name"))

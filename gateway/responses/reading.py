@@ -20,7 +20,7 @@ SAME = (
     "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "stop",
     "stop_token_ids", "ignore_eos", "stream", "user", "safety_identifier", "metadata",
     "service_tier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
-    "chat_template_kwargs",
+    "chat_template_kwargs", "allowed_token_ids", "bad_words",
 )  # fmt: skip
 # Would change what is answered, or where it is found.
 REFUSED = ("background", "conversation", "prompt", "context_management")

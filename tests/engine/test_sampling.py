@@ -136,3 +136,42 @@ def test_masked_rows_still_fail_alone_when_not_finite():
     draws = [asked(Sampling(), masked=True)] * 2
     broken, sound = draw(rows, draws, None, masks_of(0, 0, allowed=(2,))).read()
     assert (broken.failed, sound.token) == (NOT_FINITE, 2)
+
+
+def test_only_allowed_tokens_are_drawn_whatever_a_bias_says():
+    wants = Sampling(temperature=0.0, allowed=[4, 2], logit_bias=[(1, 50.0)])
+    found = drawn(asked(wants, logprobs=6), asked(Sampling(temperature=0.0)))
+    assert [each.token for each in found] == [4, 1]
+    assert [token for token, _ in found[0].logprobs.top] == [4, 2]
+    for seed in range(20):
+        assert drawn(asked(Sampling(allowed=[4, 2]), seed=seed))[0].token in (2, 4)
+
+
+def test_where_all_that_is_allowed_is_barred_it_comes_all_the_same():
+    """The end of a text, say, before min_tokens."""
+    wants = Sampling(temperature=0.0, allowed=[3, 5])
+    assert drawn(asked(wants, barred=(3,)))[0].token == 5
+    assert drawn(asked(wants, barred=(3, 5)))[0].token == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "token"),
+    [
+        ([[1]], [], 3),
+        ([[1], [3]], [], 5),
+        ([[0, 1]], [], 1),
+        ([[0, 1]], [2, 0], 3),
+        ([[0, 1]], [0, 2], 1),
+        ([[4, 0, 1]], [4, 0], 3),
+        ([[4, 0, 1]], [0], 1),
+        ([[4, 0, 1], [2, 3]], [4, 0], 3),
+    ],
+)
+def test_a_bad_word_is_not_completed_whether_or_not_its_last_token_was_read(words, output, token):
+    wants = Sampling(temperature=0.0, bad_words=words)
+    read = asked(wants, output=output, position=len(output))
+    assert drawn(read)[0].token == token
+    if output:
+        unread = asked(wants, output=output[:-1], position=len(output))
+        last = torch.tensor([output[-1]])
+        assert draw(torch.tensor([LOGITS]), [unread], last).read()[0].token == token

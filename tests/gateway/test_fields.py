@@ -63,6 +63,12 @@ BOTH = [
     Row("logit_bias", [{}, {"5": -100, "6": 1.5}], NOT_OBJECTS,
         [{"x": 1}, {"-1": 1}, {"5.0": 1}, {"1" * 11: 1}, {str(i): 0 for i in range(1025)}]),
     Row("logit_bias", [], [{"5": "1"}, {"5": True}], [{"5": 101}], "logit_bias.5"),
+    Row("allowed_token_ids", [[0], [1, 2]], NOT_ARRAYS, [[], [1] * 65_537]),
+    Row("allowed_token_ids", [], [["x"], [True]], [[-1], [2**31]], "allowed_token_ids[0]"),
+    Row("bad_words", [[], ["a", " b"]], NOT_ARRAYS, [["x"] * 257]),
+    Row("bad_words", [], [[1], [[]], [None]], [[""], [" "], ["x" * 257]], "bad_words[0]"),
+    Row("prompt_logprobs", [0, 20], NOT_WHOLE, [-1, 21]),
+    Row("prompt_logprobs", [], [], [0], beside={"stream": True}),
     Row("stream", [True, False], NOT_FLAGS),
     Row("stream_options", [{}, {"include_usage": True}], NOT_OBJECTS, beside={"stream": True}),
     Row("stream_options", [], [], [{}, {"include_usage": True}]),  # without a stream
@@ -103,6 +109,13 @@ CHAT_ONLY = [
     Row("tool_choice", ["none", "auto"], [1, True, []], ["x", {}, "required"]),
     Row("tool_choice", ["required", NAMED], [], [{"type": "x"}], beside={"tools": [TOOL]}),
     Row("parallel_tool_calls", [True, False], NOT_FLAGS),
+    Row("functions", [[], [TOOL["function"]]], NOT_ARRAYS, [[TOOL["function"]] * 129]),
+    Row("functions", [], [["x"], [1]], [], "functions[0]"),
+    Row("functions", [], [], [[{}]], "functions[0].name"),
+    Row("functions", [], [], [[TOOL["function"]] * 2], "functions[1].name"),
+    Row("functions", [], [], [[TOOL["function"]]], beside={"tools": [TOOL]}),
+    Row("function_call", ["none", "auto"], [1, True, []], ["x", "required", {"name": "f"}]),
+    Row("function_call", [{"name": "f"}], [], [], beside={"functions": [TOOL["function"]]}),
 ]
 COMPLETION_ONLY = [
     Row("prompt", ["x", ["x", "y"], [1, 2], [[1], [2]]], [1, True, {}], [[], ["x"] * 257]),
