@@ -31,6 +31,8 @@ from gateway.alerts.message import load_secret
 from gateway.alerts.outbox import Outbox
 from gateway.background import Background
 from gateway.batches.composition import Batches
+from gateway.billing.outbox import BillingOutbox
+from gateway.billing.sinks import read_sinks
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import ConfigError, DataDir, Settings
@@ -243,6 +245,10 @@ class Application:
                 file = DataDir(settings.data_dir).webhook_secret
                 secret = load_secret(settings.alert_webhook_secret, file)
                 tasks["alerts"] = Outbox(database, hook, secret).run()
+            if settings.sinks_file is not None:
+                for sink in read_sinks(settings.sinks_file):
+                    outbox = BillingOutbox(database, sink, watch=self._metrics.show_sink)
+                    tasks[f"sink {sink.name}"] = outbox.run()
             tasks["answers"] = answers.run()
             tasks["pins"] = residents.keep()
             tasks |= {**batches.tasks(), "responses": archive.run()}

@@ -124,6 +124,7 @@ class Settings:
     alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
     operator_organisation: str | None = None  # whose administrators grant credit; None: nobody's
+    sinks_file: Path | None = None  # which billing systems there are, see billing/sinks.py
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     public_system_prompts: tuple[str, ...] = ()  # texts whose KV all projects share

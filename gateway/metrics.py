@@ -4,6 +4,7 @@ Children are looked up once per request, never per chunk.
 """
 
 import time
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -14,6 +15,7 @@ FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5
 SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 MOST_CHILDREN = 2_000  # projects and models told apart; the rest is one
 OTHER = "other"
+SINK_STATES = ("held", "pending", "taken", "refused", "uncertain")
 
 
 class Metrics:
@@ -74,10 +76,18 @@ class Metrics:
             f"{PREFIX}_unexpected_errors", "Faults of our own code, answered with 500.",
             registry=registry,
         )  # fmt: skip
+        self._deliveries = Gauge(
+            f"{PREFIX}_sink_deliveries", "Deliveries to billing systems by what became of them.",
+            ["sink", "state"], registry=registry,
+        )  # fmt: skip
         self._token_counters: dict[tuple[str, str], tuple[Counter, ...]] = {}
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+    def show_sink(self, sink: str, states: Mapping[str, tuple[int, int]]) -> None:
+        for state in SINK_STATES:
+            self._deliveries.labels(sink, state).set(states.get(state, (0, 0))[0])
 
     def count_answer(self, route: str, status: int, *, broken: bool = False) -> None:
         """Broken: the status had gone out before the failure."""

@@ -28,6 +28,7 @@ SHARED = {
     "log_position": "SELECT (log, batch)",  # which events are in the roll-ups
     "plan": "SELECT",
     "rollup_watermark": "SELECT",
+    "sink_watermark": "",
     "usage_dropped": "",
 }
 # Rules that no column says.
@@ -45,6 +46,8 @@ SPECIAL |= {
 # Only appended to, and some of it not by tenants.
 MAY = {
     "price": "SELECT",
+    "sink_customer": "",
+    "sink_delivery": "",
     "usage_dropped_charge": "SELECT",
     "usage_event": "SELECT",
     "usage_rollup": "SELECT",

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from gateway.audit import models as audit
 from gateway.batches import models as batches
+from gateway.billing import models as billing
 from gateway.catalog import models as catalog
 from gateway.db import Base, Database
 from gateway.files import models as files
@@ -26,6 +27,7 @@ from migrations.isolation import isolate
 TABLES = (
     audit.AuditEvent,
     batches.Batch,
+    billing.SinkDelivery,
     catalog.Adapter,
     files.StoredFile,
     identity.ApiKey,

@@ -62,6 +62,7 @@ def _families() -> Iterable[Family]:
                 "reconcile": "prove that ledger, roll-ups and engines agree",
             },
         ),
+        _group("sink", "billing", "deliveries to billing systems", "add_sinks"),
         Family("billing", "add", {"export": "write a month's charges as FOCUS 1.2"}),
         Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
         Family("prepare", "add_prepare", {"prepare": "migrate the database, note the base model"}),

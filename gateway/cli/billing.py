@@ -1,12 +1,14 @@
-"""``loratorio export``: a month of the ledger as a file for those who bill."""
+"""``loratorio export|sink``: what those who bill get, as files and as deliveries."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
 from gateway.billing.export import Export, Wanted
 from gateway.billing.focus_file import FORMATS
+from gateway.billing.sink_repository import SinkRepository
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.progress import StepBar
 from gateway.cli.table import Row
@@ -31,6 +33,45 @@ def add(group: Commands) -> None:
     made.add_argument(
         "--leave-out-unpriced", action="store_true", help="requests without a price are no error"
     )
+
+
+def add_sinks(group: Commands) -> None:
+    add_command(group, "list", list_sinks, help="what was delivered to each billing system")
+    named = add_command(group, "customer", name_customer, help="say what it calls an organisation")
+    named.add_argument("sink", metavar="SINK", help="its name in the file of sinks")
+    named.add_argument("organisation", metavar="ORG")
+    named.add_argument("customer", metavar="ID", help="for example cus_…, Stripe's")
+
+
+async def list_sinks(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
+    async with desk.database.reading() as session:
+        return [
+            {
+                "sink": sink,
+                "meter": meter,
+                "state": state,
+                "deliveries": deliveries,
+                "quantity": quantity,
+                "oldest": oldest,
+                "said_last": detail,
+            }
+            for sink, meter, state, deliveries, quantity, oldest, detail in await SinkRepository(
+                session
+            ).summary()
+        ]
+
+
+async def name_customer(desk: Desk, arguments: argparse.Namespace) -> Row:
+    """What was held for want of it is sent within a minute. It cannot be changed."""
+    customer = arguments.customer
+    if not 0 < len(customer) <= 128 or not customer.isprintable():
+        raise InvalidRequest("customer: 1 to 128 printable characters", param="customer")
+    async with desk.database.unit_of_work() as session:
+        owner = await IdentityService(session, desk.now).organisation(arguments.organisation)
+        SinkRepository(session).name(arguments.sink, owner.id, customer, desk.now)
+        change = {"sink": arguments.sink, "customer": customer}
+        await desk.note(session, owner.id, "sink.customer_named", owner.id, change=change)
+    return {"sink": arguments.sink, "organisation": owner.id, "customer": customer}
 
 
 async def export(desk: Desk, arguments: argparse.Namespace) -> Row:

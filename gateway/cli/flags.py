@@ -82,6 +82,7 @@ class ServeOptions:
     usage_retention_days: int | None
     alert_webhook: str | None
     operator_organisation: str | None
+    sinks: Path | None
     forwarded_hops: int
     priority_tier: bool
     public_system_prompts: tuple[str, ...]
@@ -173,6 +174,10 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         metavar="ORG",
         help="whose owners, admins and billing keys may grant credit over HTTP (default: nobody's)",
     )
+    group.add_argument(
+        "--sinks", type=Path, metavar="FILE",
+        help="JSON: billing systems that usage is sent to, Stripe or CloudEvents (default: none)",
+    )  # fmt: skip
     group.add_argument(
         "--forwarded-hops",
         type=int,
@@ -325,6 +330,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         usage_retention_days=arguments.usage_retention_days,
         alert_webhook=_web_address(arguments.alert_webhook),
         operator_organisation=arguments.operator_organisation,
+        sinks=arguments.sinks,
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
         public_system_prompts=tuple(map(_text_of, arguments.public_system_prompt)),

@@ -86,6 +86,7 @@ def _settings(
         usage_retention_days=options.usage_retention_days,
         alert_webhook_url=options.alert_webhook,
         operator_organisation=options.operator_organisation,
+        sinks_file=options.sinks,
         forwarded_hops=options.forwarded_hops,
         priority_tier=options.priority_tier,
         public_system_prompts=options.public_system_prompts,

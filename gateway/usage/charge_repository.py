@@ -51,7 +51,7 @@ class ChargeRepository:
     async def held(self, day: date) -> Charges:
         """By the events that are there."""
         keys = [_key(UsageEvent, name).label(name) for name in KEYS]
-        sums = [func.sum(_sum(UsageEvent, name)) for name in SUMS]
+        sums = [func.sum(charged_share(name)) for name in SUMS]
         statement = (
             select(*keys, *sums)
             .where(UsageEvent.day == day, UsageEvent.kind != "adjustment")
@@ -140,8 +140,9 @@ def _key(table: Any, name: str) -> ColumnElement[Any]:
     return func.coalesce(column, "") if name in ("adapter_id", "price_id") else column
 
 
-def _sum(event: Any, name: str) -> ColumnElement[Any]:
-    """What one event adds: the tokens that are charged, see ``pricing.billable``."""
+def charged_share(name: str) -> ColumnElement[Any]:
+    """What one event adds to a sum: the tokens that are charged, see ``pricing.billable``."""
+    event = UsageEvent
     free = and_(
         event.completion_tokens == 0,
         event.outcome.in_((Outcome.FAILED.value, Outcome.ENGINE_LOST.value)),
