@@ -1,8 +1,8 @@
 """Brings adapters that are laid out in host memory into pages of the pool, and finds them there.
 
-On CUDA the copy runs on a stream of its own, after the passes launched so far, which may still
-read what those pages held. The first pass that uses the adapter waits for it on the device
-(``AdapterTable.arriving``); the host never does.
+On CUDA the copy runs on the side stream, after the passes launched so far, which may still read
+what those pages held, and after what is swapped out of them. The first pass that uses the adapter
+waits for it on the device (``AdapterTable.arriving``); the host never does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class AdapterMemory:
         self._pool, self._table, self._base = pool, table, base
         self._shapes = site_shapes(spec)
         self._layout = AdapterLayout(spec, pool.shape[1], pool.dtype, pinned=pool.is_cuda)
-        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = memory.side
 
     def lay_out(self, packed: PackedAdapter) -> LaidOut:
         """For any thread. Raises AdapterUnusable."""

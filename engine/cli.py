@@ -81,7 +81,20 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization", type=float, metavar="SHARE", default=d.gpu_memory_utilization
     )
     parser.add_argument("--pool-bytes", type=int, metavar="BYTES", help="of the page pool")
-    parser.add_argument("--host-cache-bytes", type=int, metavar="BYTES", default=d.host_cache_bytes)
+    parser.add_argument(
+        "--host-cache-bytes",
+        type=int,
+        metavar="BYTES",
+        default=d.host_cache_bytes,
+        help="of adapters kept in host memory",
+    )
+    parser.add_argument(
+        "--swap-bytes",
+        type=int,
+        metavar="BYTES",
+        default=d.swap_bytes,
+        help="of host memory for sequences that had to yield their pages",
+    )
     parser.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -113,7 +126,7 @@ SAME_NAME = (
     "model", "listen", "name", "served_model_name", "metrics_port", "metrics_host",
     "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
-    "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "max_waiting",
+    "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
     "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s",
 )  # fmt: skip

@@ -26,6 +26,7 @@ from engine.checkpoint import Checkpoint
 from engine.compiling import CompileCount
 from engine.config import EngineConfig
 from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
+from engine.host_pages import HostPages
 from engine.images import ImageVectors
 from engine.loading import Placement, Weights
 from engine.matcher import Grammars
@@ -145,6 +146,7 @@ def _compose(
         eos=frozenset(spec.eos_tokens),
         adapters=_host_cache(config, store, load),
         grammars=grammars,
+        swap=_swap(config, memory),
         max_step_s=STEP_S if place.device.type == "cuda" else None,
         ahead=place.device.type == "cuda",
         compiled=compiled,
@@ -222,6 +224,14 @@ def _base_spec(path: str) -> BaseSpec:
         return BaseSpec.from_checkpoint(path)
     except BaseUnreadable as error:
         raise CheckpointInvalid(str(error)) from error
+
+
+def _swap(config: EngineConfig, memory: PageMemory) -> HostPages | None:
+    swap = HostPages(memory, config.swap_bytes)
+    if not swap.slots:
+        return None
+    log.info("swap: %d pages, %.0f us each one way", swap.slots, 1e6 * swap.page_s)
+    return swap
 
 
 def _store(config: EngineConfig) -> Store | None:

@@ -58,6 +58,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.90  # of total device memory
     pool_bytes: int | None = None  # of the page pool; None: measured on CUDA, modest on CPU
     host_cache_bytes: int = 1 << 30  # of adapters kept in host memory
+    swap_bytes: int = 1 << 30  # of host memory for KV of sequences that had to yield
 
     enable_prefix_caching: bool = True  # KV of equal beginnings is computed once per tenant
     fairness_quantum: int = 4096  # cost by which tenants' service may differ for a warm adapter
@@ -81,6 +82,7 @@ class EngineConfig:
         self._at_least("grant_step", self.grant_step, 1)
         self._at_least("grant_ahead", self.grant_ahead, 0)
         self._at_least("host_cache_bytes", self.host_cache_bytes, 0)
+        self._at_least("swap_bytes", self.swap_bytes, 0)
         self._at_least("max_write_buffer", self.max_write_buffer, 1)
         for name in ("threads", "pool_bytes"):
             if (value := getattr(self, name)) is not None:

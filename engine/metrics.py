@@ -58,6 +58,11 @@ class EngineMetrics(Observer):
         self._preemptions = self._counter(
             "loratorio_engine_num_preemptions", "Sequences that yielded their pages"
         )
+        self._swapped = Counter(
+            "loratorio_engine_swapped_pages", "Pages of sequences that yielded, copied to the host "
+            "and back", ["direction"], registry=self.registry,
+        )  # fmt: skip
+        self._swap_used = self._gauge("loratorio_engine_swap_pages", "Pages swapped to the host")
         self._finished = Counter(
             "loratorio_engine_finished", "Choices ended", ["reason"], registry=self.registry
         )
@@ -136,6 +141,11 @@ class EngineMetrics(Observer):
         self._preemptions.inc()
         self.vllm.preempted()
         self.shares.preempted(tenant)
+
+    def swapped(self, *, used: int, out: int = 0, back: int = 0) -> None:
+        self._swapped.labels("out").inc(out)
+        self._swapped.labels("back").inc(back)
+        self._swap_used.set(used)
 
     def wanted(self, digest: str) -> None:
         self.shares.wanted(digest)

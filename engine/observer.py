@@ -37,6 +37,9 @@ class Observer:
     def preempted(self, tenant: str) -> None:
         """A sequence yielded its pages."""
 
+    def swapped(self, *, used: int, out: int = 0, back: int = 0) -> None:
+        """So many pages were copied to host memory, or back; so many are there."""
+
     def wanted(self, digest: str) -> None:
         """A request names this adapter."""
 

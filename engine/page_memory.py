@@ -6,11 +6,14 @@
 KV takes the first ``L * 2 * KVH * PS * D`` elements of a page; see ``page_size`` for E. Narrow KV
 takes so many bytes instead, and behind them lie the magnitudes, float32 [L, 2, KVH, PS]: whoever
 copies or shares a page has both.
+
+On CUDA whole pages are copied to and from the host on one side stream, beside the passes.
 """
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +45,9 @@ class PageMemory:
         narrow: bool = False,
     ) -> None:
         self.page_tokens, self.num_pages = page_tokens, num_pages
+        cuda = device.type == "cuda"
+        self.side = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+        self._copied: torch.cuda.Event | None = None  # when the last such copy ends
         elements = page_elements(spec, page_tokens, item=dtype.itemsize, narrow=narrow)
         self.pool = _zeros((num_pages, elements), dtype, device)
         self.flat = self.pool.view(-1)
@@ -57,6 +63,23 @@ class PageMemory:
         beside = data[:, end : end + MAGNITUDE * end // spec.head_dim].view(torch.float32)
         magnitudes = beside.view(shape)
         self.layers = [LayerPages(kv[:, layer], magnitudes[:, layer]) for layer in layers]
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is copied within comes after the passes launched so far, and before later ones."""
+        if self.side is None:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream(self.pool.device))
+        with torch.cuda.stream(self.side):
+            yield
+            self._copied = self.side.record_event()
+
+    def await_copies(self) -> None:
+        """Work launched from now on comes after what was copied ``beside``."""
+        if self._copied is not None:
+            torch.cuda.current_stream(self.pool.device).wait_event(self._copied)
+            self._copied = None
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages (from, to), before whatever is launched next."""

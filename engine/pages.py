@@ -56,6 +56,10 @@ class PagePool:
         """The owner's pages in the order it got them."""
         return self._held.get(owner, ())
 
+    def shared(self, page: int) -> bool:
+        """Several hold it."""
+        return self._holders[page] > 1
+
     def rests(self, page: int) -> bool:
         return bool(self._kept[page]) and not self._holders[page]
 

@@ -127,6 +127,7 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Pending:
         if not plan.chunks:
             return Nothing()
+        self._memory.await_copies()
         self._memory.copy(plan.copies)
         if self._table.arriving:
             self._table.await_rows(chunk.adapter for chunk in plan.chunks)

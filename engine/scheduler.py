@@ -143,6 +143,7 @@ class Scheduler(Generic[P]):
         else:
             self._waiting.remove(sequence)
             self._waits.end(sequence)
+            self._seating.swap.drop(sequence)
         sequence.move(Phase.FINISHED)
         self._seating.prefix.forget(sequence)
         self.fairness.leave(sequence.request.submit.tenant)
@@ -277,7 +278,7 @@ class Scheduler(Generic[P]):
                 yields = claims.take(sequence)
                 if yields is None:
                     continue
-                self._preempt(yields)
+                self._preempt(yields, squeezed=False)
             claims.give(sequence)
             owed.append(sequence)
         return owed
@@ -397,8 +398,10 @@ class Scheduler(Generic[P]):
         tenants = self.fairness.least_deserving({s.request.submit.tenant for s in low})
         return max((s for s in low if s.request.submit.tenant in tenants), key=attrgetter("age"))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, *, squeezed: bool = True) -> None:
+        """``squeezed``: for want of pages, not of places."""
         self._running.remove(sequence)
+        self._seating.keep(sequence, squeezed=squeezed, token_s=self._tempo.token_s)
         self._seating.release(sequence)
         sequence.forget()
         sequence.move(Phase.WAITING)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as View
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import takewhile
 from typing import Generic
 
 from engine.built import Built
@@ -21,6 +22,7 @@ from engine.pages import PagePool
 from engine.prefix import Node, PrefixIndex
 from engine.residency import P, Residency
 from engine.sequence import Phase, Request, Sequence
+from engine.swap import Swap
 
 HEADROOM = 50  # one page in so many stays free when a sequence is admitted
 
@@ -40,6 +42,7 @@ class _Head:
     pages: View[int]
     tokens: int
     partial: int | None = None  # the page whose first tokens are to be copied
+    swapped: bool = False  # what follows them is in host memory
 
 
 class Seating(Generic[P]):
@@ -62,6 +65,7 @@ class Seating(Generic[P]):
             self.pool, self.eviction, dependants, page_tokens=config.page_tokens,
             enabled=config.enable_prefix_caching,
         )  # fmt: skip
+        self.swap = Swap(built.swap, page_tokens=config.page_tokens, observer=observer)
         self.eviction.add(self.prefix)
         self.eviction.add(self.residency)
         self._page_tokens = config.page_tokens
@@ -101,9 +105,13 @@ class Seating(Generic[P]):
             self._let_go(sequence)
             return Seat.LATER  # it cannot be laid out; its requests hear of it next
         fresh = self._take(sequence, self.pages_for(sequence.known) - len(head.pages))
+        pages, tokens = [*head.pages, *fresh], head.tokens
         if head.partial is not None:
             self._copies.append((head.partial, fresh[0]))
-        sequence.place([*head.pages, *fresh], head.tokens)
+        if head.swapped:
+            tokens = self.swap.bring(sequence, pages, len(head.pages))
+        self.swap.drop(sequence)
+        sequence.place(pages, tokens)
         return Seat.TAKEN
 
     def grow(self, sequence: Sequence) -> bool:
@@ -125,6 +133,19 @@ class Seating(Generic[P]):
         """Tokens of a running sequence that would be computed again were it to yield now."""
         return sequence.computed - self.prefix.kept(sequence)
 
+    def keep(self, sequence: Sequence, *, squeezed: bool, token_s: float) -> None:
+        """Before a running sequence yields: copy out what would be lost, where that is cheaper.
+
+        ``squeezed``: for want of pages, so what only rests will not rest for long.
+        """
+        if sequence.sees_all:
+            return  # each token of its prompt has to be seen again
+        first = self.prefix.kept(sequence) // self._page_tokens
+        if squeezed:
+            shared = map(self.pool.shared, sequence.pages)
+            first = sum(1 for _ in takewhile(bool, shared))
+        self.swap.keep(sequence, first=first, token_s=token_s)
+
     def release(self, sequence: Sequence) -> None:
         """A running sequence gives up its pages; what was computed in them rests."""
         self._let_go(sequence)
@@ -142,11 +163,15 @@ class Seating(Generic[P]):
         self.pool.check()
         self.prefix.check()
         self.residency.check()
+        self.swap.check()
 
     def _head(self, sequence: Sequence) -> _Head | None:
         """None when somebody is computing more of it right now: that is worth waiting for."""
         nodes = self.prefix.match(sequence)
         pages, tokens = [node.page for node in nodes], len(nodes) * self._page_tokens
+        kept = self.swap.of(sequence)
+        if kept and kept.first <= len(nodes) and kept.tokens > tokens:
+            return _Head(nodes, pages, tokens, swapped=True)
         choices = sequence.request.choices
         others = [other for other in choices if other.phase is Phase.RUNNING]
         prompt = len(sequence.request.submit.tokens)

@@ -48,6 +48,11 @@ class Tempo:
         self._mixed = 0  # passes since the last that only decoded
         self._decoded = 0  # sequences in that one
 
+    @property
+    def token_s(self) -> float:
+        """What a prompt's token takes; 0: nobody knows yet."""
+        return self._token_s
+
     def prompt_tokens(self, *, decodes: int, most: int, company: Company = Company.NONE) -> int:
         """Prompt tokens the next pass may compute beside so many decodes.
 

@@ -264,6 +264,18 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         metavar="SHARE",
         help="share of the device's memory to use",
     )
+    group.add_argument(
+        "--host-cache-bytes",
+        type=_positive,
+        metavar="BYTES",
+        help="of adapters kept in host memory (default: 1 GiB)",
+    )
+    group.add_argument(
+        "--swap-bytes",
+        type=int,
+        metavar="BYTES",
+        help="of host memory for sequences that had to yield their pages (default: 1 GiB)",
+    )
     group.add_argument("--enforce-eager", action="store_true", help="no captured graphs")
     group.add_argument(
         "--enable-prefix-caching",
@@ -301,7 +313,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 PASSED_ON = ("kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
              "block_size", "gpu_memory_utilization", "max_step_ms", "max_tenant_share",
-             "max_queue_wait")  # fmt: skip
+             "max_queue_wait", "host_cache_bytes", "swap_bytes")  # fmt: skip
 
 
 def read_serve(arguments: argparse.Namespace) -> ServeOptions:

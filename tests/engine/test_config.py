@@ -35,7 +35,7 @@ def test_credits_fill_the_engine_and_its_queue() -> None:
 FLAGS = """
 serve --model m --listen unix:e.sock --adapter-store a --data-dir d --device cpu --dtype bfloat16
 --threads 2 --max-model-len 100 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 16
---gpu-memory-utilization 0.5 --pool-bytes 1000 --host-cache-bytes 2000 --ready-fd 5
+--gpu-memory-utilization 0.5 --pool-bytes 1000 --host-cache-bytes 2000 --swap-bytes 0 --ready-fd 5
 --drain-timeout 3 --deterministic --enforce-eager
 """
 
@@ -61,6 +61,7 @@ def test_flags_become_settings() -> None:
         enforce_eager=True,
         pool_bytes=1000,
         host_cache_bytes=2000,
+        swap_bytes=0,
         drain_timeout_s=3.0,
     )
 

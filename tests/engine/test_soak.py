@@ -66,3 +66,29 @@ def test_outputs_have_the_bits_of_serial_runs_while_adapters_come_and_go(path: s
     core = lone.core
     assert core.residency.evictions > 0
     assert sum(r > 0 for r in (core.scheduler.preemptions, core.seating.prefix.evicted)) > 0
+
+
+def test_who_yields_and_comes_back_from_host_memory_has_the_bits_of_a_serial_run(
+    path: str,
+) -> None:
+    draw = random.Random(7)
+    wanted: list[Job] = [
+        ([draw.randrange(10, 200) for _ in range(10)], 60, number % 2 or None)
+        for number in range(6)
+    ]  # at their ends they take 20 pages, and the adapter some
+    serial = run(engine(path, pages=200, caching=False, batched=256), wanted, together=False)
+    lone = engine(path, pages=18, caching=True, batched=64)
+    swap = lone.core.seating.swap
+    moved = []
+    bring = swap.bring
+
+    def counted(*given: object) -> int:
+        tokens = bring(*given)  # type: ignore[arg-type]
+        moved.append(tokens)
+        return tokens
+
+    swap.bring = counted  # type: ignore[method-assign]
+    swap._memory.page_s = 0.0  # type: ignore[union-attr, misc]  # so that it always pays
+    assert run(lone, wanted, together=True) == serial
+    assert moved
+    assert min(moved) > 10

@@ -57,17 +57,19 @@ class Traces(RuleBasedStateMachine):
         ahead=st.booleans(),
         caching=st.sampled_from([True, True, False]),
         share=st.sampled_from([1.0, 0.5]),
+        slots=st.sampled_from([0, 3, 50]),
     )
     def start(
         self, pages: int, seqs: int, tokens: int, delay: int, waiting: int, ahead: bool,
-        caching: bool, share: float,
+        caching: bool, share: float, slots: int,
     ) -> None:  # fmt: skip
         self.engine = Harness(
             config(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_waiting=waiting,
                    enable_prefix_caching=caching, max_tenant_share=share, fairness_quantum=16,
                    max_adapter_loads=2, grant_timeout_s=5.0, grant_ahead=2, grant_step=3),
-            build(num_pages=pages, page_tokens=4, max_model_len=40, ahead=ahead),
+            build(num_pages=pages, page_tokens=4, max_model_len=40, ahead=ahead, slots=slots),
         )  # fmt: skip
+        self.engine.parts.runner.passes = lambda: self.engine.clock.advance(0.001)
         self.engine.parts.host.delay = delay
         self.engine.parts.runner.poisoned = {POISON}
         self.opened: dict[tuple[int, str], Opened] = {}

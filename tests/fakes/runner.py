@@ -113,6 +113,31 @@ class FakeMemory:
 
 
 @dataclass
+class FakeSwap:
+    """PageSwap: a slot holds what its page held when it was copied."""
+
+    memory: FakeMemory
+    slots: int
+    page_s: float = 0.0
+    held: dict[int, dict[int, Cell] | str] = field(default_factory=dict)
+    copied: list[tuple[str, int]] = field(default_factory=list)  # which way, how many
+
+    def out(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        self.memory.settle()
+        self.copied.append(("out", len(pages)))
+        for page, slot in zip(pages, slots, strict=True):
+            held = self.memory.cells.get(page, {})
+            self.held[slot] = dict(held) if isinstance(held, dict) else held
+
+    def back(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        self.memory.settle()
+        self.copied.append(("back", len(pages)))
+        for slot, page in zip(slots, pages, strict=True):
+            held = self.held[slot]
+            self.memory.cells[page] = dict(held) if isinstance(held, dict) else held
+
+
+@dataclass
 class FakeHost:
     """HostCache: an adapter named ``d3`` takes three pages; ``delay`` polls until it is here."""
 
@@ -184,12 +209,14 @@ class FakeRunner:
     plans: list[StepPlan] = field(default_factory=list)
     keep_plans: bool = True
     queue: list[Launched] = field(default_factory=list)
+    passes: Callable[[], None] = lambda: None  # time does, with each pass
     drawn: dict[int, int] = field(default_factory=dict)  # by the pass computed last
     corrupted: list[Corrupted] = field(default_factory=list)  # passes that saw foreign memory
 
     def launch(self, plan: StepPlan) -> Launched:
         if self.keep_plans:
             self.plans.append(plan)
+        self.passes()
         if self.pass_seconds:
             time.sleep(self.pass_seconds)
         now = StepPlan([_as_of_now(chunk) for chunk in plan.chunks], plan.copies)
@@ -308,6 +335,7 @@ class Parts:
     runner: FakeRunner
     memory: FakeMemory
     host: FakeHost
+    swap: FakeSwap
     built: Built[Packed]
 
 
@@ -320,8 +348,11 @@ def build(
     store: bool = True,
     ahead: bool = False,
     grammars: FakeGrammars | None = None,
+    slots: int = 0,
 ) -> Parts:
+    """``slots``: pages that can be swapped out."""
     memory, host = FakeMemory(), FakeHost()
+    swap = FakeSwap(memory, slots)
     runner = FakeRunner(page_tokens, memory, delayed=ahead)
     memory.settle = runner.settle
     built = Built(
@@ -334,5 +365,6 @@ def build(
         adapters=host if store else None,
         ahead=ahead,
         grammars=grammars,
+        swap=swap if slots else None,
     )
-    return Parts(runner, memory, host, built)
+    return Parts(runner, memory, host, swap, built)
