@@ -28,12 +28,19 @@ from gateway.adapter_api.residents import Residents
 from gateway.catalog.models import AdapterUpload, UploadState
 from gateway.catalog.repository import AdapterRepository, UploadRepository
 from gateway.catalog.service import CatalogService, Quota, checked_adapter, parse_reference
-from gateway.errors import Conflict, InvalidRequest, ResourceNotFound, Unavailable
+from gateway.errors import (
+    AdapterQuotaExceeded,
+    Conflict,
+    InvalidRequest,
+    ResourceNotFound,
+    Unavailable,
+)
 from gateway.http import BODY_SECONDS, ClientGone
 from gateway.http import Request as RawRequest
 from gateway.identity.rights import Right
 from gateway.ids import new_id
 
+HEADERS = 16 << 20  # bytes of configs and headers, which no quota counts
 CUT_S = 1.0  # how long requests may take to end once they are told to
 Json = dict[str, Any]
 Tenant = Annotated[str | None, Query(description="admin keys: whose adapters", max_length=64)]
@@ -199,13 +206,14 @@ class _Desk:
         return upload_of(row, {})
 
     async def upload_whole(self, request: Request, who: Caller) -> Json:
-        form, files = await receive_form(request, limit=self._staging.max_bytes)
+        limit = min(self._staging.max_bytes, await self._room(who))
+        form, files = await receive_form(request, limit=limit)
         row = await self._new(form, who)
         try:
             for name, pieces in files.items():
                 number = 1
                 for sized in pieces.parts():
-                    await self._staging.write_part(row.id, name, number, sized, "")
+                    await self._staging.write_part(row.id, name, number, sized)
                     number += 1
         except BaseException:
             await asyncio.shield(self._drop(row, who))
@@ -230,8 +238,10 @@ class _Desk:
         row = await self._find(upload, who)
         if row.state != UploadState.UPLOADING:
             raise Conflict(f"the upload is {row.state}; no part is taken any more")
-        sha256 = request.headers.get("x-content-sha256", "")
-        part = await self._staging.write_part(row.id, file, number, _body(request), sha256)
+        sha256, room = request.headers.get("x-content-sha256", ""), await self._room(who, upload)
+        part = await self._staging.write_part(
+            row.id, file, number, _body(request), sha256=sha256, room=room
+        )
         await self._still_wanted(upload, who)
         return {"object": "adapter.part", "file": file, "part": number, "bytes": part.nbytes}
 
@@ -269,6 +279,8 @@ class _Desk:
         async with self._database.reading(within=who.tenancy) as session:
             service = _service(session, who)
             rows = await service.versions(reference)
+            if version is not None:
+                await session.refresh(rows[0], ["report"])
             names = await _names(session, who)
             mine = {row.id for row in rows}
             led = [a for a in await service.aliases() if mine & {a.adapter_id, a.canary_id}]
@@ -337,6 +349,25 @@ class _Desk:
             UploadRepository(session, who.project).add(row)
         await asyncio.to_thread(self._staging.begin, row.id)
         return row
+
+    async def _room(self, who: Caller, upload: str = "") -> int:
+        """Bytes this upload may have in all: what is kept and on its way counts.
+
+        Raises AdapterQuotaExceeded where none are left.
+        """
+        async with self._database.reading(within=who.tenancy) as session:
+            service = _service(session, who)
+            limit, used = await service.quota(self._publisher.quota), await service.used()
+            rows = await UploadRepository(session, who.project).open()
+            others = [row.id for row in rows if row.id != upload]
+        coming = await asyncio.to_thread(lambda: sum(map(self._staging.nbytes, others)))
+        room = limit.max_bytes - used.max_bytes - coming
+        if room <= 0:
+            raise AdapterQuotaExceeded(
+                f"{used.max_bytes} bytes are kept and {coming} on their way;"
+                f" this tenant may have {limit.max_bytes}. Retire some first."
+            )
+        return room + HEADERS
 
     async def _find(self, upload: str, who: Caller) -> AdapterUpload:
         async with self._database.reading(within=who.tenancy) as session:

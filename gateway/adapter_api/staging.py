@@ -47,19 +47,30 @@ class Staging:
     max_bytes: int  # of one upload
 
     async def write_part(
-        self, upload: str, file: str, number: int, body: AsyncIterator[bytes], sha256: str
+        self,
+        upload: str,
+        file: str,
+        number: int,
+        body: AsyncIterator[bytes],
+        *,
+        sha256: str = "",
+        room: int | None = None,
     ) -> Part:
-        """Raises InvalidRequest when the checksum does not fit, BodyTooLarge, Unavailable."""
+        """``room``: bytes the upload may have in all, if that is less than any may.
+
+        Raises InvalidRequest when the checksum does not fit, BodyTooLarge, Unavailable.
+        """
         name = _name(upload, file, number)
+        most = self.max_bytes if room is None else min(self.max_bytes, room)
         with _named_failures():
-            return await self._write(name, (upload, file, number), body, sha256)
+            left = most - await asyncio.to_thread(self.nbytes, upload, but=name)
+            limit = min(MAX_CONFIG_BYTES if file == CONFIG_FILE else MAX_PART_BYTES, left)
+            return await self._write((upload, file, number), body, sha256, limit)
 
     async def _write(
-        self, name: str, place: tuple[str, str, int], body: AsyncIterator[bytes], sha256: str
+        self, place: tuple[str, str, int], body: AsyncIterator[bytes], sha256: str, limit: int
     ) -> Part:
         upload, file, number = place
-        room = self.max_bytes - await asyncio.to_thread(self.nbytes, upload, but=name)
-        limit = min(MAX_CONFIG_BYTES if file == CONFIG_FILE else MAX_PART_BYTES, room)
         digest, size = hashlib.sha256(), 0
         draft = self.shared.draft(upload)
         try:
@@ -77,7 +88,7 @@ class Staging:
                     param="x-content-sha256",
                     code="checksum_mismatch",
                 )
-            await asyncio.to_thread(self._put, upload, name, draft)
+            await asyncio.to_thread(self._put, upload, f"{file}.{number}", draft)
         finally:
             draft.unlink(missing_ok=True)
         return Part(number, size)

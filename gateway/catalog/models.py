@@ -48,7 +48,8 @@ class Adapter(Tenanted):
     retired_at: Mapped[datetime | None] = mapped_column(Utc)
     ends_at: Mapped[datetime | None] = mapped_column(Utc)  # of what runs on it; None: by itself
     nbytes: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
-    report: Mapped[str | None] = mapped_column(Text)  # JSON: what was accepted, and the canary's
+    # JSON: what was accepted, and the canary's. Long, and read by who asks for it alone.
+    report: Mapped[str | None] = mapped_column(Text, deferred=True)
     invocation: Mapped[str | None] = mapped_column(Text)  # JSON: the tokens that invoke an aLoRA
     pinned: Mapped[bool] = mapped_column(server_default=false())  # kept close to the engines
 

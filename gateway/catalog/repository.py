@@ -37,9 +37,14 @@ class AdapterRepository(TenantRepository[Adapter]):
         )
         return found
 
-    async def ready(self) -> Sequence[Adapter]:
-        statement = self.mine().where(Adapter.state == AdapterState.READY)
-        return (await self._session.scalars(statement)).all()
+    async def sizes(self) -> list[tuple[str, int]]:
+        """Digest and bytes of every ready version."""
+        statement = (
+            self.mine()
+            .where(Adapter.state == AdapterState.READY)
+            .with_only_columns(Adapter.digest, Adapter.nbytes)
+        )
+        return [(digest, nbytes) for digest, nbytes in await self._session.execute(statement)]
 
     async def all(self) -> Sequence[Adapter]:
         statement = self.mine().order_by(Adapter.name, Adapter.version)

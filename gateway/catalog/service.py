@@ -27,6 +27,7 @@ from gateway.names import checked_name
 
 RESERVED = frozenset({"uploads", "aliases", "quota"})  # words of the API's own paths
 MOST = 2**31 - 1
+OPEN_UPLOADS = 32  # of a project at a time: their parts are on disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +204,16 @@ class CatalogService:
 
     async def used(self) -> Quota:
         """What the quota counts; bytes of equal content are counted once."""
-        ready = await self._rows.ready()
-        sizes = {row.digest: row.nbytes for row in ready}
-        return Quota(len(ready) + len(await self._uploads.open()), sum(sizes.values()))
+        ready = await self._rows.sizes()
+        return Quota(len(ready) + len(await self._uploads.open()), sum(dict(ready).values()))
 
     async def require_room(self, default: Quota, *, adapters: int = 0, nbytes: int = 0) -> None:
         """Raises AdapterQuotaExceeded."""
         limit, used = await self.quota(default), await self.used()
+        if adapters and len(await self._uploads.open()) + adapters > OPEN_UPLOADS:
+            raise AdapterQuotaExceeded(
+                f"{OPEN_UPLOADS} uploads are on their way. Complete some first, or give them up."
+            )
         if used.max_adapters + adapters > limit.max_adapters:
             raise AdapterQuotaExceeded(
                 f"{used.max_adapters} adapters are kept or on their way;"

@@ -6,9 +6,12 @@ import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import inspect
 
 from adapters.store import AdapterStore
+from gateway.adapter_api import routes as routes_module
 from gateway.adapter_api import staging as staging_module
+from gateway.catalog.repository import CatalogRepository
 from tests.gateway.adapter_world import adapter, opened
 
 
@@ -239,6 +242,49 @@ async def test_quotas_of_count_and_bytes_hold(database, tmp_path):
         answer = await world.push("c", adapter(tmp_path / "d", 9))
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "insufficient_quota")
         assert world.leftovers == []
+
+
+async def test_bytes_on_their_way_count_as_kept_ones_do(world, monkeypatch):
+    """Else whoever may keep little could fill the disk with uploads that never end."""
+    monkeypatch.setattr(routes_module, "HEADERS", 0)
+    wanted = {"max_adapters": 20, "max_bytes": 4000}
+    await world.call("PUT", "/v1/adapters/quota?tenant=acme", "admin", json=wanted)
+    paths = []
+    for name in ("a", "b", "c"):
+        began = (await world.call("POST", "/v1/adapters/uploads", json={"name": name})).json()
+        paths.append(f"/v1/adapters/uploads/{began['id']}")
+
+    async def send(path: str, part: int, nbytes: int) -> int:
+        place = f"{path}/adapter_model.safetensors/{part}"
+        return (await world.call("PUT", place, content=b"x" * nbytes)).status_code
+
+    first, second, third = paths
+    assert await send(first, 1, 3000) == 200
+    assert [await send(second, 1, 1001), await send(second, 1, 1000)] == [413, 200]
+    assert [await send(first, 1, 3000), await send(first, 2, 1)] == [200, 413]  # again, and more
+    full = await world.call("PUT", f"{third}/adapter_config.json/1", content=b"{}")
+    assert (full.status_code, full.json()["error"]["code"]) == (403, "adapter_quota_exceeded")
+    assert (await world.call("DELETE", first)).status_code == 204
+    assert await send(third, 1, 3000) == 200
+
+
+async def test_so_many_uploads_are_on_their_way_at_most(database, tmp_path):
+    async with opened(database, tmp_path / "data", adapters=90) as world:
+        codes = [
+            (await world.call("POST", "/v1/adapters/uploads", json={"name": "a"})).status_code
+            for _ in range(33)
+        ]
+        assert codes == [201] * 32 + [403]
+
+
+async def test_reports_are_read_by_who_asks_for_one_alone(world, tmp_path):
+    """They are long, and every gateway reads all versions whenever anything changes."""
+    await world.push("a", adapter(tmp_path / "a"))
+    async with world.database.reading() as session:
+        (row,) = await CatalogRepository(session).ready()
+        assert "report" in inspect(row).unloaded
+    one = (await world.call("GET", "/v1/adapters/a@1")).json()
+    assert one["report"]["modules"]
 
 
 @pytest.mark.parametrize(
