@@ -87,6 +87,16 @@ class HeadLayout:
         return cls(tuple((i, i) for i in range(chunks)), ())
 
 
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """A plan on the host: arrays by name, segments, and whose the rows of the head are."""
+
+    arrays: Mapping[str, Array]
+    runs: Runs
+    heads: HeadLayout
+    longest: int  # tokens of a chunk
+
+
 class BatchBuilder:
     """Makes StepInputs for one device and page size."""
 
@@ -101,6 +111,9 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan, last: LastDraws | None = None) -> StepInputs:
         """``last`` has the tokens that the plan's chunks lack."""
+        return self.inputs(self.host(plan, last), last)
+
+    def host(self, plan: StepPlan, last: LastDraws | None = None) -> HostBatch:
         chunks = plan.chunks
         lengths = [len(chunk.tokens) for chunk in chunks]
         first_rows = [0, *accumulate(lengths)]
@@ -113,18 +126,21 @@ class BatchBuilder:
         if unread:
             arrays["unread"] = np.asarray([first_rows[i + 1] - 1 for i in unread])
             arrays["source"] = _sources([chunks[i] for i in unread], last)
-        there = send(arrays, self._device)
-        if unread and last is not None:
+        return HostBatch(arrays, runs, heads, max(lengths))
+
+    def inputs(self, host: HostBatch, last: LastDraws | None) -> StepInputs:
+        there = send(host.arrays, self._device)
+        if "unread" in there and last is not None:
             there["tokens"][there["unread"]] = last.tokens[there["source"]]
         return StepInputs(
             tokens=there["tokens"],
             positions=there["positions"],
             slots=there["slots"],
             decode=_decode(there),
-            prefill=_prefill(there, max(lengths)),
-            segments=self._segments(there["runs"], runs),
+            prefill=_prefill(there, host.longest),
+            segments=self._segments(there["runs"], host.runs),
             head_rows=there["head_rows"],
-            heads=heads,
+            heads=host.heads,
         )
 
     def _arrays(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> dict[str, Array]:

@@ -110,7 +110,10 @@ def _compose(
     size = PoolSize(config, spec, place.dtype)
     pages = _pages(config, size, model, memory_of, builder, images)
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
-    runner = ModelRunner(model, memory, table, builder, max_seqs=config.max_num_seqs, images=images)
+    runner = ModelRunner(
+        model, memory, table, builder, max_seqs=config.max_num_seqs,
+        max_tokens=config.max_num_batched_tokens, images=images,
+    )  # fmt: skip
     compiled = CompileCount()
     if place.device.type == "cuda":
         table.reserve(rows=min(RESERVED_ROWS, pages), rank=A_ROWS)
@@ -206,7 +209,10 @@ def _rehearse(
 
     def stage(layers: int | None) -> Stage:
         part, table = model.shallow(layers) if layers else model, AdapterTable(model.spec, device)
-        runner = ModelRunner(part, memory, table, builder, max_seqs=config.max_num_seqs)
+        runner = ModelRunner(
+            part, memory, table, builder, max_seqs=config.max_num_seqs,
+            max_tokens=config.max_num_batched_tokens,
+        )  # fmt: skip
         return Stage(runner, table, lambda: runner.graphs(longest))
 
     return Rehearsal(stage, model.spec, config).play(device)

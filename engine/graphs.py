@@ -18,6 +18,7 @@ import torch
 
 from engine.adapter_table import AdapterTable
 from engine.batch import DecodeRows, HeadLayout, StepInputs
+from engine.capturing import PinnedStages, captured
 from engine.decode_table import (
     ADAPTER,
     COLUMNS,
@@ -64,14 +65,6 @@ class _Graph:
     sites: object  # the adapter table's sites at capture
 
 
-class _Stage:
-    """A pinned copy of the table, and when the device has read it."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.pinned = torch.zeros(shape, dtype=torch.int32).pin_memory()
-        self.read = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-
 class DecodeGraphs:
     """Belongs to the engine loop's thread; CUDA only."""
 
@@ -91,8 +84,7 @@ class DecodeGraphs:
         self._buckets = [b for b in BUCKETS if b < max_seqs] + [max_seqs]
         self._table = DecodeTable(max_seqs, max_pages, page_tokens)
         self._packed = torch.from_numpy(self._table.packed).to(self._device)
-        self._stages = [_Stage(self._packed.shape) for _ in range(2)]
-        self._passes = 0
+        self._stages = PinnedStages(self._packed.shape)
         self._rows = torch.arange(max_seqs, dtype=torch.int32, device=self._device)
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()
@@ -138,25 +130,17 @@ class DecodeGraphs:
         return Replayed(all_rows.logits[:count], all_rows.tokens[:count], all_rows.finite[:count])
 
     def _send(self, rows: int, width: int) -> None:
-        stage = self._stages[self._passes % 2]
-        self._passes += 1
-        stage.read.synchronize()
-        stage.pinned.numpy()[:rows, :width] = self._table.packed[:rows, :width]
-        self._packed[:rows].copy_(stage.pinned[:rows], non_blocking=True)
-        stage.read.record()
+        def fill(stage: torch.Tensor) -> int:
+            stage.numpy()[:rows, :width] = self._table.packed[:rows, :width]
+            return rows
+
+        self._stages.send(fill, self._packed)
 
     def _capture(self, rows: int, adapted: bool) -> _Graph:
         """The pass is run once to try it: over blank rows, which write nothing that is read."""
         drawn = self._last.tokens.clone()
         self._packed[:rows, :COLUMNS] = torch.tensor(UNUSED, dtype=torch.int32)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            self._pass(rows, adapted)  # compiles what is not compiled yet
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            outcome = self._pass(rows, adapted)
+        graph, outcome = captured(lambda: self._pass(rows, adapted), self._memory, self._device)
         self._last.tokens.copy_(drawn)
         return _Graph(graph, outcome, self._adapters.sites)
 

@@ -16,6 +16,7 @@ from engine.adapter_table import AdapterTable, SiteRow, site_shapes
 from engine.compiling import Ahead
 from engine.config import EngineConfig
 from engine.graphs import DecodeGraphs
+from engine.mixed_graphs import MixedGraphs
 from engine.models.spec import ModelSpec
 from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS
@@ -43,7 +44,7 @@ class Stage:
 
     runner: Runner
     table: AdapterTable
-    graphs: Callable[[], DecodeGraphs]
+    graphs: Callable[[], tuple[DecodeGraphs, MixedGraphs | None]]
 
 
 class Rehearsal:
@@ -85,7 +86,9 @@ class Rehearsal:
         for plan in plans:
             self._launch(stage, plan)
         if not self._config.enforce_eager:
-            stage.graphs().warm()
+            for graphs in stage.graphs():
+                if graphs is not None:
+                    graphs.warm()
 
     def _launch(self, stage: Stage, plan: StepPlan) -> None:
         pending = stage.runner.launch(plan)
@@ -95,11 +98,14 @@ class Rehearsal:
 
     @torch.inference_mode()
     def _measure_graphs(self, whole: Stage, device: torch.device) -> int:
-        """All of them, from the largest bucket and the next."""
-        graphs = whole.graphs()
-        first = _grown(device, lambda: graphs.capture(0, 1))
-        second = _grown(device, lambda: graphs.capture(1, 2))
-        return int(graphs.nbytes + first + MARGIN * second * (graphs.buckets - 1))
+        """All of them, from the largest bucket of each kind and the next."""
+        return sum(_measure(graphs, device) for graphs in whole.graphs() if graphs is not None)
+
+
+def _measure(graphs: DecodeGraphs | MixedGraphs, device: torch.device) -> int:
+    first = _grown(device, lambda: graphs.capture(0, 1))
+    second = _grown(device, lambda: graphs.capture(1, 2))
+    return int(graphs.nbytes + first + MARGIN * second * (graphs.buckets - 1))
 
 
 def _grown(device: torch.device, work: Callable[[], object]) -> int:

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 
 from engine.adapter_table import AdapterTable
-from engine.batch import BatchBuilder, HeadLayout, StepInputs
+from engine.batch import BatchBuilder, HeadLayout, HostBatch, StepInputs
 from engine.graphs import DecodeGraphs
 from engine.images import ImageVectors
 from engine.last_draws import LastDraws
 from engine.layers.beside import Beside
 from engine.layers.lora import LoraPass
 from engine.layers.stacked import Stacks
+from engine.mixed_graphs import MixedGraphs
 from engine.models.decoder import Decoder
 from engine.outer import OuterPass
 from engine.page_memory import PageMemory
@@ -92,28 +93,35 @@ class ModelRunner:
         builder: BatchBuilder,
         *,
         max_seqs: int = 256,
+        max_tokens: int = 0,
         images: ImageVectors | None = None,
     ) -> None:
-        """``images``: None where the model reads text alone."""
+        """``max_tokens``: of a pass, for graphs. ``images``: None where the model reads text
+        alone."""
         self._images = images
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         device = memory.pool.device
         stackable = device.type == "cpu" and not model.deterministic
         self._stacks = Stacks(table, memory.flat) if stackable else None
         self._max_seqs, self._last = max_seqs, LastDraws(max_seqs, device)
+        self._max_tokens = max_tokens
         self._graphs: DecodeGraphs | None = None
+        self._mixed: MixedGraphs | None = None
         cuda = device.type == "cuda"
         self._beside = Beside(torch.cuda.Stream(device)) if cuda else None  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def capture(self, max_pages: int) -> None:
-        """Capture the decode passes; from then on they are replayed. CUDA only."""
-        self._graphs = self.graphs(max_pages)
+        """Capture passes; from then on they are replayed. CUDA only."""
+        self._graphs, self._mixed = self.graphs(max_pages)
         self._graphs.capture()
+        if self._mixed is not None:
+            self._mixed.capture()
 
-    def graphs(self, max_pages: int) -> DecodeGraphs:
-        """Not captured yet."""
-        return DecodeGraphs(
+    def graphs(self, max_pages: int) -> tuple[DecodeGraphs, MixedGraphs | None]:
+        """Not captured yet. In deterministic mode a row's neighbours must not choose its kernels,
+        as the bucket of a pass with prompts does."""
+        decode = DecodeGraphs(
             self._logits,
             self._table,
             self._last,
@@ -122,6 +130,17 @@ class ModelRunner:
             page_tokens=self._memory.page_tokens,
             vocabulary=self._model.spec.vocab_size,
         )
+        if self._model.deterministic:
+            return decode, None
+        mixed = MixedGraphs(
+            self._hidden,
+            self._table,
+            self._last,
+            max_seqs=self._max_seqs,
+            max_tokens=self._max_tokens,
+            max_pages=round_up(max_pages, 16),
+        )
+        return decode, mixed
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
@@ -187,24 +206,34 @@ class ModelRunner:
         return _draw_when_masked(plan.chunks, adjusted)
 
     def _compute(self, plan: StepPlan, outer: OuterPass | None) -> Pending:
-        inputs = self._builder.build(plan, self._last)
-        if self._images is not None:
-            inputs = replace(inputs, images=self._images.rows(plan.chunks))
+        host = self._builder.host(plan, self._last)
         drawing_chunks = [chunk for chunk in plan.chunks if chunk.draw is not None]
         draws = [chunk.draw for chunk in drawing_chunks if chunk.draw is not None]
         last = self._unread(drawing_chunks) if any(map(is_adjusted, draws)) else None
-        hidden = self._model(inputs, self._memory.layers, self._lora(inputs, outer))
+        hidden = self._passed(plan, host, outer)
         owners = [chunk.adapter for chunk in drawing_chunks]
         logits = self._head(hidden[: len(draws)], outer, owners)
-        prompts = self._prompts(plan, inputs, hidden, outer)
-        pooled = _pooled(inputs.heads, hidden)
+        prompts = self._prompts(plan, host.heads, hidden, outer)
+        pooled = _pooled(host.heads, hidden)
 
         def drawn(masks: TokenMasks | None) -> PassPending:
             drawing = draw(logits, draws, last, masks) if draws else None
             self._last.keep(drawing_chunks, None if drawing is None else drawing.drawn)
-            return PassPending(plan, inputs.heads, drawing, prompts, pooled, self._mark())
+            return PassPending(plan, host.heads, drawing, prompts, pooled, self._mark())
 
         return _draw_when_masked(drawing_chunks, drawn)
+
+    def _passed(self, plan: StepPlan, host: HostBatch, outer: OuterPass | None) -> torch.Tensor:
+        """The hidden state of the rows of the head."""
+        plain = outer is None and not any(chunk.images for chunk in plan.chunks)
+        if plain and self._mixed is not None:
+            hidden = self._mixed.run(host)
+            if hidden is not None:
+                return hidden
+        inputs = self._builder.inputs(host, self._last)
+        if self._images is not None:
+            inputs = replace(inputs, images=self._images.rows(plan.chunks))
+        return self._model(inputs, self._memory.layers, self._lora(inputs, outer))
 
     def _unread(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """[B] the last token of each, where it was drawn and not read; elsewhere any."""
@@ -220,10 +249,13 @@ class ModelRunner:
         return event
 
     def _logits(self, inputs: StepInputs, out: torch.Tensor) -> torch.Tensor:
+        return self._model.head(self._hidden(inputs), out)
+
+    def _hidden(self, inputs: StepInputs) -> torch.Tensor:
         """What graphs capture: launches cost the host nothing, so adapters take a second stream."""
         lora = self._lora(inputs)
         lora = None if lora is None else replace(lora, beside=self._beside)
-        return self._model.head(self._model(inputs, self._memory.layers, lora), out)
+        return self._model(inputs, self._memory.layers, lora)
 
     def _lora(self, inputs: StepInputs, outer: OuterPass | None = None) -> LoraPass | None:
         if inputs.segments is None:
@@ -240,13 +272,13 @@ class ModelRunner:
     def _prompts(
         self,
         plan: StepPlan,
-        inputs: StepInputs,
+        heads: HeadLayout,
         hidden: torch.Tensor,
         outer: OuterPass | None,
     ) -> list[list[tuple[TopLogprobs, int]]]:
         """Per prompt that asks: the log-probability of each token given those before it."""
         found = []
-        for chunk, first, count in inputs.heads.prompts:
+        for chunk, first, count in heads.prompts:
             told = np.asarray(plan.chunks[chunk].tokens[1:], dtype=np.int64)
             tokens = send({"tokens": told}, hidden.device)["tokens"]
             wanted = plan.chunks[chunk].prompt_logprobs or 0
