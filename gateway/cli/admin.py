@@ -63,7 +63,9 @@ def _families() -> Iterable[Family]:
             },
         ),
         _group("sink", "billing", "deliveries to billing systems", "add_sinks"),
-        Family("billing", "add", {"export": "write a month's charges as FOCUS 1.2"}),
+        Family(
+            "billing", "add", {"export": "write a month's charges as FOCUS 1.2, with a manifest"}
+        ),
         Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
         Family("prepare", "add_prepare", {"prepare": "migrate the database, note the base model"}),
     )
