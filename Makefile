@@ -4,6 +4,9 @@ PY ?= $(shell for p in python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 ARGS ?=
+# One worker for each core; what shares a fixture stays with one of them.
+WORKERS ?= auto
+SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 UNIT := -m "not gpu and not slow and not e2e"
 # A machine whose python already has torch needs no set-up: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -29,12 +32,12 @@ serve: .venv/run-ready ## serve the demo model and its adapters (Ctrl-C stops)
 
 test: .venv/dev-ready ## run every test that needs no GPU
 	@status=0; \
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS) || status=$$?; \
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m "not gpu" || status=$$?; \
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu" $(ARGS) || status=$$?; \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) tests/kernels -m "not gpu" || status=$$?; \
 	exit $$status
 
 check: lint ## format, lint, types, imports and unit tests: before every commit
-	$(BIN)/python -m pytest -q $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine tests/billing tests/deploy
+	$(BIN)/python -m pytest -q $(SPREAD) $(UNIT) tests/architecture tests/gateway tests/adapters tests/engine tests/billing tests/deploy
 
 lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/ruff format --check .
