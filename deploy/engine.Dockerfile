@@ -4,6 +4,8 @@
 # base image carries Python's headers. The CUDA libraries come with torch's wheels, the driver
 # from the host.
 FROM python:3.11-slim
+# Debian keeps one version of a package: a pinned one is gone with its next correction.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
@@ -18,7 +20,7 @@ COPY kernels kernels
 COPY migrations migrations
 RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engine,s3]'
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/cache/triton
-USER loratorio
+USER 10001
 VOLUME ["/data", "/models", "/cache"]
 EXPOSE 7001 7002
 ENTRYPOINT ["python", "-m", "engine"]

@@ -14,7 +14,7 @@ FROM python:3.11-slim
 RUN useradd --uid 10001 --create-home loratorio && install -d -o loratorio /data /data/adapters
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
-USER loratorio
+USER 10001
 VOLUME /data
 EXPOSE 8000 8001
 ENTRYPOINT ["python", "-m", "gateway"]
