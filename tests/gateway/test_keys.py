@@ -101,7 +101,7 @@ def test_one_wrong_character_is_noticed(data):
         "cut short",
         "lower case",
         "hash",
-    ],  # fmt: skip
+    ],
 )
 def test_junk_is_refused_before_any_hash(text):
     assert keys.parse(text) is None
