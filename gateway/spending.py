@@ -74,7 +74,7 @@ async def spent_of(
 ) -> int:
     """Nano-dollars of a budget, at one instant of the ledger, these requests left out."""
     report = UsageReport(session, rule.organisation)
-    lines = await report.lines(window, ("model",), only=_only(rule))
+    lines = await report.lines(window, ("model",), only=only_of(rule))
     total = sum(line.usage.cost.total for line in lines if _is_for(rule, line.group[0]))
     own = await LedgerRepository(session).charged(without)
     return total - sum(event.cost_nano or 0 for event in own if _charges(rule, window, event))
@@ -142,7 +142,7 @@ def _is_of(rule: Rule, project: str, key: str, user: str) -> bool:
     return True
 
 
-def _only(rule: Rule) -> Only:
+def only_of(rule: Rule) -> Only:
     match rule.subject.level:
         case Level.PROJECT:
             return Only(project_id=(rule.subject.id,))

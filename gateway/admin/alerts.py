@@ -106,7 +106,7 @@ def _fill(row: SpendAlert, body: Json) -> None:
     if channel.get("type", "email") != "email":
         raise InvalidRequest("notification_channel.type must be 'email'",
                              param="notification_channel.type")  # fmt: skip
-    row.recipients = "\n".join(_recipients(channel.get("recipients")))
+    row.recipients = "\n".join(recipients_of(channel.get("recipients")))
     prefix = channel.get("subject_prefix")
     if prefix is not None and not (
         isinstance(prefix, str) and len(prefix) <= MOST_PREFIX and prefix.isprintable()
@@ -118,7 +118,7 @@ def _fill(row: SpendAlert, body: Json) -> None:
     row.subject_prefix = prefix
 
 
-def _recipients(given: object) -> list[str]:
+def recipients_of(given: object) -> list[str]:
     where = "notification_channel.recipients"
     if not isinstance(given, list) or not 1 <= len(given) <= MOST_RECIPIENTS:
         raise InvalidRequest(f"{where}: a list of 1 to {MOST_RECIPIENTS} addresses", param=where)

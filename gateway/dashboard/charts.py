@@ -20,12 +20,12 @@ UNITS: dict[str, Callable[[int], str]] = {
 @dataclass(frozen=True, slots=True)
 class Series:
     name: str
-    values: tuple[int, ...]  # one for each bucket
+    values: tuple[int | None, ...]  # one for each bucket; None: there is none
     is_rest: bool = False
 
     @property
     def total(self) -> int:
-        return sum(self.values)
+        return sum(value or 0 for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Figure:
     def total_text(self) -> str:
         return self.text(self.total) if self.summed else ""
 
-    def text(self, value: int) -> str:
-        return UNITS[self.unit](value)
+    def text(self, value: int | None) -> str:
+        return numbers.DASH if value is None else UNITS[self.unit](value)
 
     def rows(self, zone: ZoneInfo) -> list[Row]:
         """Buckets in which there was something."""

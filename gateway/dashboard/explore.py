@@ -151,10 +151,10 @@ def _shaped(series: Sequence[Series], shape: str) -> tuple[Series, ...]:
     return tuple(Series(each.name, tuple(_running(each.values)), each.is_rest) for each in series)
 
 
-def _running(values: Sequence[int]) -> list[int]:
+def _running(values: Sequence[int | None]) -> list[int]:
     sums = [0]
     for value in values:
-        sums.append(sums[-1] + value)
+        sums.append(sums[-1] + (value or 0))
     return sums[1:]
 
 

@@ -1,6 +1,7 @@
 """Every page there is, in the order of the navigation."""
 
 from gateway.dashboard.account import ACCOUNT
+from gateway.dashboard.budgets import BUDGETS
 from gateway.dashboard.explore import EXPLORE
 from gateway.dashboard.organisations import ORGANISATIONS
 from gateway.dashboard.overview import OVERVIEW
@@ -11,6 +12,7 @@ PAGES: tuple[Page, ...] = (
     OVERVIEW,
     EXPLORE,
     QUOTAS,
+    BUDGETS,
     ORGANISATIONS,
     ACCOUNT,
 )

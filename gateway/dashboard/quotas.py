@@ -66,7 +66,7 @@ class Gauge:
 async def quotas(visit: Visit) -> dict[str, Any]:
     limiter = visit.sources.limiter
     rules = visit.sources.snapshot.limits_of(visit.organisation)
-    names = await _names(visit)
+    names = await names_of(visit)
     unavailable = ""
     try:
         gauges = await _gauges(visit, rules[:MOST_GAUGES], names)
@@ -88,7 +88,7 @@ async def quotas(visit: Visit) -> dict[str, Any]:
         "held": sum(limiter.held_by(lease) for lease in running),
         "holds": {lease.request: limiter.held_by(lease) for lease in running},
         "names": names,
-        "of": lambda rule: _name(rule, names),
+        "of": lambda rule: named(rule, names),
     }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ async def _gauges(visit: Visit, rules: list[Rule], names: Mapping[str, str]) -> 
         gauges.append(
             Gauge(
                 rule=rule,
-                name=_name(rule, names),
+                name=named(rule, names),
                 limit=rule.ask(0, visit.now).limit,
                 used=-(-level // UNIT) if rule.kind is Kind.RATE else level,
                 held=held if money else 0,
@@ -126,13 +126,13 @@ def _whole_in(rule: Rule, level: int, now: datetime) -> float | None:
     return (period.end - now).total_seconds() if period else None
 
 
-async def _names(visit: Visit) -> dict[str, str]:
+async def names_of(visit: Visit) -> dict[str, str]:
     owners = await Names.of(visit)
     keys = await NameRepository(visit.session, visit.organisation).keys()
     return {**owners.projects, **keys, visit.organisation: visit.organisation_name}
 
 
-def _name(rule: Rule, names: Mapping[str, str]) -> str:
+def named(rule: Rule, names: Mapping[str, str]) -> str:
     """Customers and tags are named within their project."""
     subject = rule.subject
     owner, slash, rest = subject.id.partition("/")

@@ -53,8 +53,10 @@ class Browser:
         dark: bool = False,
         status: int = 200,
         zone: str = "Europe/Berlin",
+        refused: int = 0,
     ) -> AsyncIterator[Page]:
-        """Open at ``path``. Fails at the end if anything was refused or thrown meanwhile."""
+        """Open at ``path``. Fails at the end if anything was refused or thrown meanwhile, but for
+        answers with the status ``refused``."""
         context = await self._chrome.new_context(
             viewport=NARROW if narrow else WIDE,  # type: ignore[arg-type]
             color_scheme="dark" if dark else "light",
@@ -77,7 +79,7 @@ class Browser:
         assert answer.status == status, await page.inner_text("body")
         yield page
         await context.close()
-        expected = (f"status of {status}",) if status != 200 else ()
+        expected = [f"status of {each}" for each in (status, refused) if each not in (0, 200)]
         assert [each for each in wrong if not any(known in each for known in expected)] == []
 
     async def shoot(self, page: Page, name: str) -> None:

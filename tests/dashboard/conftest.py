@@ -80,9 +80,16 @@ async def served(
 ) -> AsyncIterator[Served]:
     file = tmp_path_factory.mktemp("dashboard") / "world.db"
     shutil.copy(migrated_sqlite, file)
-    database = Database(f"sqlite+aiosqlite:///{file}")
+    known: list[LiveSnapshot] = []
+
+    async def published() -> None:
+        for each in known:
+            await each.look()
+
+    database = Database(f"sqlite+aiosqlite:///{file}", notify=published)
     world = await made(database)
     snapshot = LiveSnapshot(database, PEPPERS, base_model=BASE)
+    known.append(snapshot)
     await snapshot.refresh()
     fleet = Fleet(Static(()), gateway="test")
     health = Health(fleet, lambda: snapshot.age_s)
