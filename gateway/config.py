@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder")
 
 
 LEAST_RETENTION_DAYS = 35

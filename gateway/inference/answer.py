@@ -95,6 +95,7 @@ class Answer:
                 min_tokens=options.sampling.min_tokens,
                 offset=len(order.echoes[position]) if order.echoes else 0,
                 reader=order.calling.reader() if order.calling else None,
+                spelled=order.calling.style.marks if order.calling else (),
             )
             for position in range(len(order.prompts))
             for index in range(options.candidates)

@@ -15,6 +15,16 @@ from gateway.inference.call_scanner import CallScanner
 NewId = Callable[[], str]
 
 
+class Written(Protocol):
+    """A call as far as it was read."""
+
+    name: str | None  # None: not known yet
+
+    def take(self) -> str:
+        """Arguments that came since the last time."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallDelta:
     """What one call gained. ``id`` and ``name`` are in its first delta alone."""
@@ -58,7 +68,7 @@ class Calls:
     def __bool__(self) -> bool:
         return self._count > 0
 
-    def follow(self, scanner: CallScanner) -> None:
+    def follow(self, scanner: Written) -> None:
         """Tell what a scanner has found out since."""
         if scanner.name is None:
             return

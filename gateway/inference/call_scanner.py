@@ -41,6 +41,15 @@ class CallScanner:
         self._ready = ""  # arguments not taken yet
         self._has_arguments = False
 
+    def begin(self, name: str) -> None:
+        """The name is known already: what comes is the arguments alone, until ``between``."""
+        self.name, self._key, self._at = name, ARGUMENTS[0], _At.VALUE
+
+    @property
+    def between(self) -> bool:
+        """A value has just ended."""
+        return self._at is _At.COMMA
+
     def feed(self, text: str) -> str:
         """Returns what is left once the object is complete, or cannot become one."""
         for position, character in enumerate(text):

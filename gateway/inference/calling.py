@@ -26,6 +26,11 @@ class Calling:
     box: Toolbox
     style: ToolStyle
 
+    @property
+    def unheld(self) -> tuple[str, ...]:
+        """What is asked of calls and not enforced, with this notation."""
+        return self.style.unheld(self.box)
+
     def reader(self) -> CallReader:
         return self.style.reader(self.box, new_call_id)
 

@@ -46,14 +46,16 @@ class Choice:
         min_tokens: int = 0,
         offset: int = 0,
         reader: CallReader | None = None,
+        spelled: Sequence[str] = (),
     ) -> None:
         """``offset``: characters shown before the first token, where a prompt is echoed.
         ``shows_stop``: what stops the text, a string or a token of its own, is part of it.
         ``shows_special``: so are control tokens.
         ``shows_tokens``: its deltas have the tokens too, the one that stops it included.
-        ``reader``: takes calls out of the text; None: there are none."""
+        ``reader``: takes calls out of the text; None: there are none.
+        ``spelled``: control tokens that show in any case, for the reader."""
         self.index = index
-        self._detokenizer = Detokenizer(tokenizer, special=shows_special)
+        self._detokenizer = Detokenizer(tokenizer, special=shows_special, spelled=spelled)
         self._search = StopSearch(stops, shown=shows_stop) if stops else None
         self._shows_stop = shows_stop
         self._shows_tokens = shows_tokens

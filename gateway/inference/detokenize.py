@@ -5,7 +5,7 @@ longer become a character; then it shows as U+FFFD, exactly as decoding the whol
 """
 
 from codecs import utf_8_decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.inference.tokenizer import Tokenizer
 
@@ -15,9 +15,12 @@ class Detokenizer:
 
     __slots__ = ("_held", "_token_bytes")
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
-        """``special``: control tokens show, by their names."""
-        self._token_bytes = tokenizer.spelling_of if special else tokenizer.bytes_of
+    def __init__(
+        self, tokenizer: Tokenizer, *, special: bool = False, spelled: Sequence[str] = ()
+    ) -> None:
+        """``special``: control tokens show, by their names. ``spelled``: these do."""
+        plain = tokenizer.spelling(spelled) if spelled else tokenizer.bytes_of
+        self._token_bytes = tokenizer.spelling_of if special else plain
         self._held = b""  # the beginning of a character
 
     def feed(self, tokens: Iterable[int]) -> str:

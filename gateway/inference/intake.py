@@ -70,18 +70,21 @@ class Intake:
         calling = self._calls.calling(asked.tools)
         structure = self._calls.structure(calling, asked.options.structure)
         messages, how = self._calls.prompt(asked.messages, asked.rendering, calling)
+        options = asked.options
+        if calling is not None and (unheld := calling.unheld):
+            options = replace(options, ignored=(*options.ignored, *unheld))
         tokens = await self._prompts.of_chat(messages, how)
         images: list[Image] = []
         if self._sight is not None and album is not None and album.attachments:
-            self._require_seen(self._sight, asked.options)
+            self._require_seen(self._sight, options)
             context = self._fleet.context
             tokens, images = await self._sight.images(tokens, album, context=context)
-        tokens = self._kept(tokens, asked.options)
+        tokens = self._kept(tokens, options)
         order = self._order(
             request_id,
             principal,
             target,
-            options=asked.options,
+            options=options,
             prompts=[tokens],
             grammar=await self._followed(structure),
             calling=calling,

@@ -8,6 +8,7 @@ Mistral). An answer continues its prompt, so a space in front of its first word 
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ class Tokenizer:
     def spelling_of(self, token: int) -> bytes:
         """As ``bytes_of``, but special tokens by their name."""
         return self.bytes_of(token) or (self._rust.id_to_token(token) or "").encode()
+
+    def spelling(self, names: Sequence[str]) -> Callable[[int], bytes]:
+        """As ``bytes_of``, but these special tokens by their name."""
+        numbers = {self._rust.token_to_id(name): name.encode() for name in names}
+        return lambda token: numbers.get(token) or self.bytes_of(token)
 
     def text_of(self, token: int) -> str:
         """One token alone, as logprobs show it. Special tokens by their name."""

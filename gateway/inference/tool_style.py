@@ -2,16 +2,23 @@
 
     hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>, anywhere in the text
     llama3_json  {"name": …, "parameters": {…}}; …, or else all is text
+    mistral      [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[ARGS]{…}
+    qwen3_coder  <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
 
 A model that may call is held to this notation as far as its tools ask for it: a required call, one
 call at most, a strict function. Then names and arguments are right by construction.
 """
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.inference.call_reader import BareReader, CallReader, NewId, TaggedReader
+from gateway.inference.coder_calls import CoderReader, kinds_of
+from gateway.inference.mistral_calls import MARKS, MistralReader
+from gateway.inference.schema import DEFINITIONS, JsonSchema
 from gateway.inference.structure import Notation, Structure, of_schema, quoted
 from gateway.inference.tools import Tool, Toolbox
 
@@ -24,6 +31,7 @@ class ToolStyle(ABC):
     opens: str  # what is before a call
     closes: str
     joins: str  # between two calls
+    marks: Sequence[str] = ()  # control tokens that the reader has to see
 
     @abstractmethod
     def reader(self, box: Toolbox, new_id: NewId) -> CallReader:
@@ -35,14 +43,11 @@ class ToolStyle(ABC):
 
     def structure(self, box: Toolbox, text: Structure | None) -> Structure | None:
         """What an answer must match that may call; ``text``: what it must match otherwise."""
-        if not box.enforced and text is None:
+        if text is None and (not box.enforced or self.unheld(box)):
             return None
         rules = self._rules(box, text)
         for number, tool in enumerate(box.tools):
-            head = quoted(f'{{"name": "{tool.name}", "{self.arguments}": ')
-            rules.append(f"call_{number}: {head} arguments_{number} {quoted('}')}")
-            schema = tool.parameters.text(lenient=not tool.strict)
-            rules.append(f"arguments_{number}: %json {schema}")
+            rules += self._call(number, tool)
         either = " | ".join(f"call_{number}" for number in range(len(box.tools)))
         rules.append(f"call: {quoted(self.opens)} body" if self.opens else "call: body")
         rules.append(
@@ -52,6 +57,19 @@ class ToolStyle(ABC):
         return Structure(
             box.path, Notation.LARK, "\n".join(rules), ignored=ignored, parts=_parts(box.tools)
         )
+
+    def unheld(self, box: Toolbox) -> tuple[str, ...]:
+        """What is asked of calls and cannot be enforced: paths."""
+        return ()
+
+    def _call(self, number: int, tool: Tool) -> list[str]:
+        """The rules of one tool's call."""
+        head = quoted(f'{{"name": "{tool.name}", "{self.arguments}": ')
+        schema = tool.parameters.text(lenient=not tool.strict)
+        return [
+            f"call_{number}: {head} arguments_{number} {quoted('}')}",
+            f"arguments_{number}: %json {schema}",
+        ]
 
     def _rules(self, box: Toolbox, text: Structure | None) -> list[str]:
         several = f"call ({quoted(self.joins)} call)*" if box.parallel else "call"
@@ -99,7 +117,69 @@ class Llama3(ToolStyle):
         return (f"start: call{more} | TEXT", "TEXT: /([^{ \\n\\t](.|\\n)*)?/")
 
 
-STYLES: dict[str, ToolStyle] = {style.name: style for style in (Hermes(), Llama3())}
+class Coder(Hermes):
+    name = "qwen3_coder"
+
+    def reader(self, box: Toolbox, new_id: NewId) -> CallReader:
+        return CoderReader(box, new_id)
+
+    def _call(self, number: int, tool: Tool) -> list[str]:
+        """Values of texts end at their tag; others are JSON."""
+        schema = tool.parameters.schema
+        required = schema.get("required", ())
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
+        order, rules = [], list[str]()
+        for i, (key, part) in enumerate(properties.items()):
+            name = f"value_{number}_{i}"
+            order.append(f"{name}{'' if key in required else '?'}")
+            begin, part = quoted(f"<parameter={key}>\n"), part if isinstance(part, Mapping) else {}
+            ends = quoted("\n</parameter>\n")
+            if set(kinds_of(part, schema)) == {"string"} and "enum" not in part:
+                rules.append(f"{name}: {begin} rest_{number}_{i}")
+                rules.append(f"rest_{number}_{i}[lazy]: /(.|\n)*/ {ends}")
+                continue
+            if words := part.get("enum"):
+                fitting = [word if isinstance(word, str) else json.dumps(word) for word in words]
+                rules.append(f"{name}: {begin} ({' | '.join(map(quoted, fitting))}) {ends}")
+                continue
+            text = JsonSchema({**definitions, **part}, ()).text(lenient=not tool.strict)
+            rules.append(f"{name}: {begin} json_{number}_{i} {ends}")
+            rules.append(f"json_{number}_{i}: %json {text}")
+        head, end = quoted(f"<function={tool.name}>\n"), quoted("</function>")
+        return [f"call_{number}: {head} {' '.join(order)} {end}", *rules]
+
+
+class Mistral(ToolStyle):
+    """Where calls are required they are held to the older notation. Elsewhere nothing is: the
+    control token that begins a call is none that a grammar of text allows."""
+
+    name = "mistral"
+    arguments = "arguments"
+    opens, closes, joins = "", "", ", "
+    marks = MARKS
+
+    def reader(self, box: Toolbox, new_id: NewId) -> CallReader:
+        return MistralReader(new_id)
+
+    def unheld(self, box: Toolbox) -> tuple[str, ...]:
+        if box.required:
+            return ()
+        strict = (f"{tool.path.rpartition('.')[0]}.strict" for tool in box.tools if tool.strict)
+        return (*strict, *(() if box.parallel else ("parallel_tool_calls",)))
+
+    def _rules(self, box: Toolbox, text: Structure | None) -> list[str]:
+        (start,) = super()._rules(box, text)
+        several = start.removeprefix("start: ")
+        return [f"start: {quoted('[TOOL_CALLS] [')} {several} {quoted(']')}"]
+
+    def _free(self, *, several: bool) -> Sequence[str]:
+        raise AssertionError("what is not required is not held to anything")
+
+
+STYLES: dict[str, ToolStyle] = {
+    style.name: style for style in (Hermes(), Llama3(), Mistral(), Coder())
+}
 
 
 def _parts(tools: Sequence[Tool]) -> tuple[Structure, ...]:
@@ -109,8 +189,10 @@ def _parts(tools: Sequence[Tool]) -> tuple[Structure, ...]:
 
 def detected(template: str) -> ToolStyle | None:
     """The style that a chat template teaches; None when it teaches another."""
-    if "<function=" in template:  # calls in tags of their own
-        return None
+    if "<function=" in template:
+        return STYLES["qwen3_coder"] if "<parameter=" in template else None
+    if "[TOOL_CALLS]" in template:
+        return STYLES["mistral"]
     if "<tool_call>" in template:
         return STYLES["hermes"]
     if "<|python_tag|>" in template or ('"parameters"' in template and "ipython" in template):
