@@ -79,7 +79,9 @@ class LaidOut:
 
     @property
     def nbytes(self) -> int:
-        return self.host.nbytes
+        """What it takes: pinned memory comes in powers of two."""
+        size = self.host.nbytes
+        return 1 << (size - 1).bit_length() if self.host.is_pinned() and size else size
 
     def fill(self, span: Span, offsets: Sequence[int], source: torch.Tensor) -> None:
         """Copy a matrix's rows to their place, blocks that lie end to end at once.

@@ -1,8 +1,9 @@
 """Brings adapters that are laid out in host memory into pages of the pool, and finds them there.
 
-On CUDA the copy runs on the side stream, after the passes launched so far, which may still read
-what those pages held, and after what is swapped out of them. The first pass that uses the adapter
-waits for it on the device (``AdapterTable.arriving``); the host never does.
+On CUDA the copy runs on the side stream, after what is swapped out of those pages, and after the
+passes under way only if they still touch them: mostly it is over when the first pass that uses the
+adapter begins. That one waits for it on the device (``AdapterTable.arriving``); the host never
+does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,8 @@ class AdapterMemory:
         self._pool, self._table, self._base = pool, table, base
         self._shapes = site_shapes(spec)
         self._layout = AdapterLayout(spec, pool.shape[1], pool.dtype, pinned=pool.is_cuda)
-        self._stream = memory.side
+        self._memory, self._stream = memory, memory.side
+        self._pages: dict[int, Sequence[int]] = {}  # by row
 
     def lay_out(self, packed: PackedAdapter) -> LaidOut:
         """For any thread. Raises AdapterUnusable."""
@@ -56,15 +58,18 @@ class AdapterMemory:
         if self._stream is None:
             self._copy(laid.host, pages)
         else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
+            if self._memory.touched(pages):
+                self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
             with torch.cuda.stream(self._stream):
                 self._copy(laid.host, pages)
                 self._table.arriving[row] = self._stream.record_event()
+        self._pages[row] = pages
         self._table.write(row, self._entry(laid, pages), self._tables(laid, pages))
 
     def clear(self, row: int) -> None:
         self._table.await_rows([row])  # its pages may be given away: let the copy end first
         self._table.clear(row)
+        self._memory.leave(self._pages.pop(row, ()))
 
     def _fill_vectors(self, laid: LaidOut) -> None:
         """Gains and biases, which need the base's layers, once."""

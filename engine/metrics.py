@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.course import Course
-from engine.observer import Cause, Observer
+from engine.observer import Cause, Observer, Tier
 from engine.protocol import Finish
 from engine.share_metrics import ShareMetrics
 from engine.vllm_metrics import About, VllmMetrics
@@ -78,11 +78,14 @@ class EngineMetrics(Observer):
         self._running = self._gauge("loratorio_engine_num_requests_running", "Sequences running")
         self._waiting = self._gauge("loratorio_engine_num_requests_waiting", "Sequences waiting")
         self._resident = self._gauge("loratorio_engine_adapters_resident", "Adapters in pages")
-        self._loads = self._counter("loratorio_engine_adapter_loads", "Adapters loaded to host")
+        self._loads = Counter(
+            "loratorio_engine_adapter_loads", "Adapters asked for that were not in pages, by where "
+            "they were", ["tier"], registry=self.registry,
+        )  # fmt: skip
         self._evictions = self._counter("loratorio_engine_adapter_evictions", "Adapters evicted")
-        self._load_s = self._histogram(
+        self._load_s = Histogram(
             "loratorio_engine_load_seconds", "From asking for an adapter to having it in host "
-            "memory", QUEUE_S,
+            "memory, by where it was", ["tier"], buckets=QUEUE_S, registry=self.registry,
         )  # fmt: skip
         self._compiled = self._gauge(
             "loratorio_engine_kernels_compiled", "Kernels compiled since the engine was ready"
@@ -150,10 +153,10 @@ class EngineMetrics(Observer):
     def wanted(self, digest: str) -> None:
         self.shares.wanted(digest)
 
-    def loaded(self, digest: str, seconds: float) -> None:
-        self._loads.inc()
-        self._load_s.observe(seconds)
-        self.shares.loaded(digest, seconds)
+    def loaded(self, digest: str, seconds: float, tier: Tier) -> None:
+        self._loads.labels(tier.value).inc()
+        self._load_s.labels(tier.value).observe(seconds)
+        self.shares.loaded(digest, seconds, tier)
 
     def evicted(self, digest: str) -> None:
         self._evictions.inc()

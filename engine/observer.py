@@ -43,8 +43,8 @@ class Observer:
     def wanted(self, digest: str) -> None:
         """A request names this adapter."""
 
-    def loaded(self, digest: str, seconds: float) -> None:
-        """An adapter came to host memory, so long after it was asked for."""
+    def loaded(self, digest: str, seconds: float, tier: Tier) -> None:
+        """An adapter is in host memory so long after it was asked for, when it was in ``tier``."""
 
     def evicted(self, digest: str) -> None:
         """An adapter left the pool."""

@@ -7,19 +7,37 @@ KV takes the first ``L * 2 * KVH * PS * D`` elements of a page; see ``page_size`
 takes so many bytes instead, and behind them lie the magnitudes, float32 [L, 2, KVH, PS]: whoever
 copies or shares a page has both.
 
-On CUDA whole pages are copied to and from the host on one side stream, beside the passes.
+On CUDA whole pages are copied to and from the host on one side stream, beside the passes. What
+comes into pages that no pass under way touches need not wait for its end.
 """
 
 import math
 import mmap
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from engine.models.spec import ModelSpec
 from engine.page_size import MAGNITUDE, page_elements
+from engine.step import StepPlan
+
+UNDER_WAY = 2  # passes at most that were launched and whose end nobody waited for
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    plan: StepPlan
+    left: set[int] = field(default_factory=set)  # by adapters, since
+
+    def touches(self, pages: set[int]) -> bool:
+        if not self.left.isdisjoint(pages):
+            return True
+        if any(not pages.isdisjoint(pair) for pair in self.plan.copies):
+            return True
+        return any(not pages.isdisjoint(chunk.pages) for chunk in self.plan.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,7 @@ class PageMemory:
         cuda = device.type == "cuda"
         self.side = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None  # when the last such copy ends
+        self._recent: deque[_Launch] = deque(maxlen=UNDER_WAY)
         elements = page_elements(spec, page_tokens, item=dtype.itemsize, narrow=narrow)
         self.pool = _zeros((num_pages, elements), dtype, device)
         self.flat = self.pool.view(-1)
@@ -63,6 +82,20 @@ class PageMemory:
         beside = data[:, end : end + MAGNITUDE * end // spec.head_dim].view(torch.float32)
         magnitudes = beside.view(shape)
         self.layers = [LayerPages(kv[:, layer], magnitudes[:, layer]) for layer in layers]
+
+    def launch(self, plan: StepPlan) -> None:
+        """A pass is launched."""
+        self._recent.append(_Launch(plan))
+
+    def leave(self, pages: Sequence[int]) -> None:
+        """An adapter gives these up: passes under way may read them."""
+        for launched in self._recent:
+            launched.left.update(pages)
+
+    def touched(self, pages: Sequence[int]) -> bool:
+        """A pass that may be under way reads or writes some of them."""
+        wanted = set(pages)
+        return any(launched.touches(wanted) for launched in self._recent)
 
     @contextmanager
     def beside(self) -> Iterator[None]:

@@ -61,6 +61,7 @@ class _Adapter(Generic[P]):
     pins: int = 0  # sequences in passes: it may not move
     loading: bool = False
     asked: float = 0.0  # when its load began, seconds
+    source: Tier = Tier.DISK  # where it was then
     packed: P | None = None  # in host memory, waiting for pages
     size: int = 0  # pages, once known
     row: int = NO_ADAPTER  # while in pages
@@ -262,6 +263,7 @@ class Residency(Generic[P]):
         known = adapter.digest in self._moving or adapter.row != NO_ADAPTER
         if known or len(self._moving) >= self._max_loads:
             return self._forget_unless_resident(adapter)
+        adapter.source = self.tier(adapter.digest)
         self._cache.request(adapter.digest)
         adapter.loading, adapter.asked = True, self._clock()
         self._moving[adapter.digest] = adapter
@@ -277,7 +279,7 @@ class Residency(Generic[P]):
             return
         adapter.packed, adapter.size = loaded, self._memory.pages_for(loaded)
         self.loads += 1
-        self._observer.loaded(adapter.digest, self._clock() - adapter.asked)
+        self._observer.loaded(adapter.digest, self._clock() - adapter.asked, adapter.source)
         if not adapter.interest:  # prefetched
             fits = adapter.size <= self._pool.free_pages
             if not (fits and self._place(adapter)):

@@ -146,6 +146,7 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Pending:
         if not plan.chunks:
             return Nothing()
+        self._memory.launch(plan)
         self._memory.await_copies()
         self._memory.copy(plan.copies)
         if self._table.arriving:

@@ -87,7 +87,7 @@ class ShareMetrics(Observer, Collector):
     def wanted(self, digest: str) -> None:
         self.adapters.of(digest)
 
-    def loaded(self, digest: str, seconds: float) -> None:
+    def loaded(self, digest: str, seconds: float, tier: Tier) -> None:
         self._loads.labels(self.adapters.of(digest)).observe(seconds)
 
     def evicted(self, digest: str) -> None:

@@ -6,8 +6,9 @@ import torch
 from engine.host_pages import HostPages
 from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
+from engine.step import StepPlan
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
-from tests.engine.rig import Rig
+from tests.engine.rig import Rig, chunk
 
 SHAPE = Shape(hidden=128, inner=160, heads=4, kv_heads=2, head_dim=32, layers=2, vocab=256)
 PAGES = 8
@@ -41,3 +42,15 @@ def test_there_are_no_more_slots_than_pages_and_perhaps_none(spec: ModelSpec) ->
     memory = memory_of(spec, "cpu")
     assert HostPages(memory, 1 << 40).slots == PAGES
     assert HostPages(memory, memory.pool[0].nbytes - 1).slots == 0
+
+
+def test_pages_are_touched_while_a_pass_that_reads_them_may_be_under_way(spec: ModelSpec) -> None:
+    memory = memory_of(spec, "cpu")
+    assert not memory.touched(range(PAGES))
+    memory.launch(StepPlan([chunk([7], [1, 2])], [(3, 4)]))
+    memory.leave([5])  # an adapter of that pass
+    assert [page for page in range(PAGES) if memory.touched([page])] == [1, 2, 3, 4, 5]
+    memory.launch(StepPlan([chunk([7], [6])]))
+    assert memory.touched([0, 1])  # the one before may not have ended
+    memory.launch(StepPlan([chunk([7], [6])]))
+    assert [page for page in range(PAGES) if memory.touched([page])] == [6]

@@ -56,7 +56,7 @@ def test_every_metric_of_vllm_has_its_type_and_its_labels(page: Page, kind: str,
         ("vllm:prefix_cache_queries_total", {}, 20),
         ("loratorio_engine_refused_total", {"code": "invalid"}, 1),
         ("loratorio_engine_adapters_resident", {}, 2),
-        ("loratorio_engine_adapter_loads_total", {}, 2),
+        ("loratorio_engine_adapter_loads_total", {"tier": "disk"}, 2),
         ("loratorio_engine_pages", {"held_by": "adapter"}, 5),
         ("loratorio_engine_pages", {"held_by": "kv"}, 2),
         ("loratorio_engine_adapter_tier", {"adapter": "a2", "tier": "device"}, 1),
@@ -126,6 +126,23 @@ def test_waiting_for_an_adapter_is_told() -> None:
     page = Page(engine.metrics.text())
     assert page.value("loratorio_engine_tenant_waited_seconds_total", cause="adapter") == 3
     assert page.value("loratorio_engine_adapter_load_seconds_sum", adapter="x1") == 3
+
+
+def test_loads_are_told_apart_by_where_the_adapter_was() -> None:
+    engine = Harness(parts=build(num_pages=16))
+    for adapter in ("a9", "b9", "a9"):  # two do not fit
+        engine.submit("r", [3] * 4, 2, adapter=adapter)
+        engine.run()
+    engine.clock.advance(1)
+    engine.step()
+    page = Page(engine.metrics.text())
+    loads = {
+        t: page.value("loratorio_engine_adapter_loads_total", tier=t) for t in ("disk", "host")
+    }
+    assert loads == {"disk": 2, "host": 1}
+    assert page.value("loratorio_engine_load_seconds_count", tier="host") == 1
+    assert page.value("loratorio_engine_adapter_tier", adapter="a9", tier="device") == 1
+    assert page.value("loratorio_engine_adapter_tier", adapter="b9", tier="host") == 1
 
 
 @pytest.mark.parametrize(
