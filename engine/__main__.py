@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from prometheus_client import start_http_server
 
@@ -23,9 +24,11 @@ from engine.core import Core
 from engine.counts import CountRecord
 from engine.errors import ConfigError, EngineError
 from engine.metrics import EngineMetrics
+from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
 from engine.residency import P
 from engine.server import Server
+from engine.traces import RequestTraces
 from engine.transport import AddressInvalid
 from engine.vllm_metrics import About
 
@@ -79,7 +82,9 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     boot, metrics = uuid.uuid4().hex, EngineMetrics(built.num_pages, _about(config, built))
     metrics.watch(built.compiled)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
-    core = Core(config, built, boot=boot, record=record, metrics=metrics)
+    provider = _provider(config)
+    traces = RequestTraces(provider, config.name) if provider else None
+    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces)
     welcome = Welcome(
         engine=config.name,
         boot=boot,
@@ -104,7 +109,21 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     gc.collect()
     gc.freeze()  # what start-up made stays: a look at all of it would hold up a pass for 100 ms
     _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
-    return _run(core, server, record)
+    try:
+        return _run(core, server, record)
+    finally:
+        if provider is not None:
+            provider.shutdown()
+
+
+def _provider(config: EngineConfig) -> Any:
+    """Of traces, or None. Raises ConfigError."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        return open_provider(config.otlp_traces_endpoint, "loratorio-engine")
+    except TracingUnavailable as error:
+        raise ConfigError(str(error)) from error
 
 
 def _about(config: EngineConfig, built: Built[P]) -> About:

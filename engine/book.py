@@ -11,6 +11,7 @@ from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
 from engine.protocol import Counts, Finish, Output, RefusalCode, Refused, Step, ToGateway
 from engine.sequence import Phase, Request, Sequence
+from engine.traces import RequestTraces
 
 MOST_RECORDED = 10_000  # in one answer, well within a frame
 
@@ -27,9 +28,11 @@ class Book:
         release: Callable[[Sequence], None],
         say: Say,
         clock: Callable[[], float],
+        traces: RequestTraces | None = None,
     ) -> None:
         self._boot, self._record, self._metrics = boot, record, metrics
         self._release, self._say, self._clock = release, say, clock
+        self._traces = traces
         self._closed_at = clock()
         self._pace_s = 0.1  # between requests that end, smoothed
         self._open: dict[int, dict[str, Request]] = {}  # by connection and name
@@ -74,6 +77,8 @@ class Book:
             finish, sequence.course, self._clock(),
             prompt=len(request.submit.tokens), generated=sequence.generated,
         )  # fmt: skip
+        if self._traces is not None and request.submit.traceparent:
+            self._traces.ended(request.submit, sequence.course, self._clock(), finish)
         if not request.unfinished:
             self._close(request)
 

@@ -58,6 +58,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--served-model-name", metavar="NAME", help="of the base, in metrics")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve /metrics by HTTP")
     parser.add_argument("--metrics-host", default=d.metrics_host, metavar="HOST")
+    parser.add_argument("--otlp-traces-endpoint", metavar="URL", help="an OpenTelemetry collector")
     parser.add_argument(
         "--adapter-store", metavar="DIR|s3://…", help="without: the base model only"
     )
@@ -124,6 +125,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 SAME_NAME = (
     "model", "listen", "name", "served_model_name", "metrics_port", "metrics_host",
+    "otlp_traces_endpoint",
     "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",

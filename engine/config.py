@@ -42,6 +42,7 @@ class EngineConfig:
     served_model_name: str | None = None  # of the base, in metrics; None: the checkpoint's folder
     metrics_port: int | None = None  # of an HTTP page of its own; None: gateways ask for it
     metrics_host: str = "127.0.0.1"
+    otlp_traces_endpoint: str | None = None  # of an OpenTelemetry collector; None: no traces
     adapter_store: str | None = None  # directory or s3://bucket/prefix; None: base model only
     data_dir: str | None = None  # where token counts are recorded; None: memory only
     device: Device = Device.AUTO

@@ -56,6 +56,7 @@ from engine.seating import Seating
 from engine.sequence import Phase, Request, Sequence
 from engine.standing import name_adapters, standing
 from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
+from engine.traces import RequestTraces
 
 LOAD_INTERVAL_S = 0.1
 STALL_S = 10.0  # how long the wire may leave a full outbox
@@ -109,6 +110,7 @@ class Core(Generic[P]):
         metrics: EngineMetrics,
         clock: Callable[[], float] = time.monotonic,
         entropy: random.Random | None = None,
+        traces: RequestTraces | None = None,
     ) -> None:
         self.inbox: Mailbox[Heard] = Mailbox(4096)
         self.outbox: Mailbox[Said] = Mailbox(4096)
@@ -118,8 +120,9 @@ class Core(Generic[P]):
             config, self.seating, max_step_s=built.max_step_s, observer=metrics, clock=clock
         )
         self.book = Book(
-            boot, record, metrics, release=self.scheduler.remove, say=self._say, clock=clock
-        )
+            boot, record, metrics,
+            release=self.scheduler.remove, say=self._say, clock=clock, traces=traces,
+        )  # fmt: skip
         self._masking = Masking(built.grammars, self.book, metrics)
         self._door = Door(config, self.scheduler, self.book)
         self._config, self._runner, self._eos = config, built.runner, built.eos

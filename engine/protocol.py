@@ -142,6 +142,7 @@ class Submit(Message, frozen=True):
     grammar: str | None = None  # what each choice must match, as llguidance writes it; None: any
     pooling: Pooling | None = None  # its prompt as one vector; with n=1 and max_tokens=1
     images: list[Image] = []  # by position; only where BaseInfo.image_tokens says what they take
+    traceparent: str = ""  # W3C's, of the span that this is part of; "": it is not traced
 
 
 class Grant(Message, frozen=True):

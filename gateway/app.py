@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from adapters.errors import StoreUnusable
 from adapters.stores import open_parts, open_store
 from engine.client import EngineLost
+from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Counts
 from gateway import redis
 from gateway.adapter_api.callers import Callers
@@ -75,6 +76,7 @@ from gateway.responses.routes import response_router
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending, settle_orphans
+from gateway.tracing import Tracing
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.recorder import Recorder
@@ -183,6 +185,7 @@ class Application:
                 tariff=snapshot.tariff,
                 residents=residents,
                 answers=answers,
+                tracing=self._tracing(stack),
             )
             looking = stack.enter_context(
                 ThreadPoolExecutor(LOOKING_THREADS, thread_name_prefix="look")
@@ -256,6 +259,16 @@ class Application:
                 tasks["sweep"] = self._sweep.run()
             await stack.enter_async_context(Background(tasks))
             yield
+
+    def _tracing(self, stack: AsyncExitStack) -> Tracing | None:
+        if (collector := self._settings.otlp_traces_endpoint) is None:
+            return None
+        try:
+            tracing = Tracing(open_provider(collector, "loratorio-gateway"))
+        except TracingUnavailable as error:
+            raise ConfigError(str(error)) from error
+        stack.callback(tracing.close)
+        return tracing
 
     def _adapter_routers(
         self, gate: Gate, database: Database, residents: Residents, probe: Sequence[int]

@@ -124,6 +124,7 @@ class Settings:
     alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
     operator_organisation: str | None = None  # whose administrators grant credit; None: nobody's
+    otlp_traces_endpoint: str | None = None  # of an OpenTelemetry collector; None: no traces
     sinks_file: Path | None = None  # which billing systems there are, see billing/sinks.py
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
@@ -168,6 +169,8 @@ class Settings:
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")
         if self.key_environment == "admin":
             raise ConfigError("key_environment='admin' is reserved for admin keys")
+        if (collector := self.otlp_traces_endpoint) is not None:
+            require_web_address("otlp_traces_endpoint", collector)
         if (hook := self.alert_webhook_url) is not None:
             require_web_address("alert_webhook_url", hook)
         if (days := self.usage_retention_days) is not None and days < LEAST_RETENTION_DAYS:

@@ -149,6 +149,16 @@ class UntilGone:
             raise ClientGone from None
 
 
+class Spans(Protocol):
+    """Of a request that is traced."""
+
+    def infer(self, model: str, max_tokens: int) -> str:
+        """It is admitted. Returns the ``traceparent`` for its engine."""
+        ...
+
+    def end(self, status: int, facts: dict[str, Fact]) -> None: ...
+
+
 class Tape(Protocol):
     """Hears the body of an answer."""
 
@@ -163,7 +173,7 @@ class Reply:
 
     __slots__ = (
         "_send", "_started", "begun", "broken", "facts", "headers", "kind", "request_id", "status",
-        "tape",
+        "tape", "trace",
     )  # fmt: skip
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -177,6 +187,7 @@ class Reply:
         self.broken = False  # a failure of ours came after the status had gone out
         self.kind = ""  # content type, once begun
         self.tape: Tape | None = None
+        self.trace: Spans | None = None  # where requests are traced
 
     @property
     def elapsed_s(self) -> float:

@@ -83,6 +83,7 @@ class ServeOptions:
     alert_webhook: str | None
     operator_organisation: str | None
     sinks: Path | None
+    otlp_traces_endpoint: str | None
     forwarded_hops: int
     priority_tier: bool
     public_system_prompts: tuple[str, ...]
@@ -177,6 +178,10 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sinks", type=Path, metavar="FILE",
         help="JSON: billing systems that usage is sent to, Stripe or CloudEvents (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--otlp-traces-endpoint", metavar="URL",
+        help="an OpenTelemetry collector that traces are sent to, by HTTP (default: nowhere)",
     )  # fmt: skip
     group.add_argument(
         "--forwarded-hops",
@@ -343,6 +348,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         alert_webhook=_web_address(arguments.alert_webhook),
         operator_organisation=arguments.operator_organisation,
         sinks=arguments.sinks,
+        otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
         public_system_prompts=tuple(map(_text_of, arguments.public_system_prompt)),

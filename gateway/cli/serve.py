@@ -87,6 +87,7 @@ def _settings(
         alert_webhook_url=options.alert_webhook,
         operator_organisation=options.operator_organisation,
         sinks_file=options.sinks,
+        otlp_traces_endpoint=options.otlp_traces_endpoint,
         forwarded_hops=options.forwarded_hops,
         priority_tier=options.priority_tier,
         public_system_prompts=options.public_system_prompts,
@@ -130,10 +131,15 @@ def _engine(options: ServeOptions, settings: Settings, lock: int) -> Program:
             *("--data-dir", str(settings.data_dir / "engine"), "--device", options.device),
             f"--served-model-name={settings.served_model_name}",
             *("--dtype", options.dtype, *options.engine_flags),
+            *_traced(settings.otlp_traces_endpoint),
         ),
         stop_seconds=ENGINE_STOP_SECONDS,
         keep_open=(lock,),
     )
+
+
+def _traced(collector: str | None) -> tuple[str, ...]:
+    return () if collector is None else ("--otlp-traces-endpoint", collector)
 
 
 @contextmanager

@@ -40,6 +40,8 @@ class Order:
     responding: Responding | None = None  # what a response repeats, and what is kept of it
     images: Sequence[Image] = ()  # in the one prompt
 
+    traceparent: str = ""  # of the span that engines' work is part of
+
     @property
     def prompt_tokens(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
@@ -140,4 +142,5 @@ class Order:
             public_tokens=0 if self.target.adapter else self.public.length(prompt),
             pooling=self.embedding.pooling if self.embedding else None,
             images=list(self.images),
+            traceparent=self.traceparent,
         )

@@ -83,6 +83,9 @@ class Pipeline:
         except GatewayError:
             await self._count(principal, reply)  # a request that is refused is one all the same
             raise
+        if reply.trace is not None:
+            traceparent = reply.trace.infer(order.target.public_name, order.max_tokens)
+            order = replace(order, traceparent=traceparent)
         tariff = self._do.tariff(order.target, datetime.now(UTC))
         demand = order.demand(price_of(tariff))
         lease = await self._do.limiter.reserve(

@@ -101,6 +101,8 @@ class Routes:
             await self._behind(scope, receive, _identified(send, new_id("req")))
             return
         request, reply = Request(scope, receive), Reply(send, new_id("req"))
+        if self._do.tracing is not None and "POST" in route.methods:
+            reply.trace = self._do.tracing.begin(request, route.name, reply.request_id)
         try:
             request.require_method(*route.methods)
             await route.handle(request, reply)
@@ -122,6 +124,8 @@ class Routes:
 
     def _tell(self, request: Request, reply: Reply, route: Route) -> None:
         self._do.metrics.count_answer(route.name, reply.status, broken=reply.broken)
+        if reply.trace is not None:
+            reply.trace.end(reply.status, reply.facts)
         if route.handle in (self._alive, self._ready):
             return  # asked every few seconds
         self._log.info(

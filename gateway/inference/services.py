@@ -14,6 +14,7 @@ from gateway.inference.gate import Gate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.lease import Limiter
 from gateway.metrics import Metrics
+from gateway.tracing import Tracing
 from gateway.usage.pricing import Tariff
 from gateway.usage.record import Finished, Started
 
@@ -59,4 +60,5 @@ class Services:
     max_inflight: int
     answers: Answers = field(default_factory=MemoryAnswers)
     tariff: TariffOf = unpriced
+    tracing: Tracing | None = None  # None: requests are not traced
     residents: Residents | None = None  # None: nobody waits for adapters to be free

@@ -13,6 +13,7 @@ from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
 from engine.protocol import AskReference, Verdict, Welcome
 from engine.server import Server
+from engine.traces import RequestTraces
 
 Reference = Callable[[AskReference], Verdict]
 
@@ -27,6 +28,7 @@ class LiveEngine:
         address: str,
         *,
         reference: Callable[[Reference], Reference] = lambda found: found,
+        traces: RequestTraces | None = None,
         **settings: Any,
     ) -> None:
         """``reference`` may stand between the engine's own and whoever asks."""
@@ -43,7 +45,12 @@ class LiveEngine:
         built = build_runner(self.config)
         metrics = EngineMetrics(built.num_pages)
         self.core: Core[Any] = Core(
-            self.config, built, boot="boot-1", record=CountRecord(None), metrics=metrics
+            self.config,
+            built,
+            boot="boot-1",
+            record=CountRecord(None),
+            metrics=metrics,
+            traces=traces,
         )
         assert built.reference is not None
         self.server = Server(

@@ -46,6 +46,7 @@ from gateway.responses.archive import Archive
 from gateway.responses.endpoint import ResponseEndpoint
 from gateway.responses.routes import response_router
 from gateway.rest import rest_application
+from gateway.tracing import Tracing
 from gateway.usage.record import Finished, Record, Started
 from tests.fakes.clock import until
 from tests.fakes.engine import BASE as FAKE_BASE
@@ -229,6 +230,7 @@ async def serving(
     public: Sequence[str] = (),
     residents: "Callable[[Fleet], Residents] | None" = None,
     seeing: Seeing | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -243,7 +245,8 @@ async def serving(
     ]
     for fake in fakes:
         await fake.__aenter__()
-    fleet = Fleet(Static(tuple(fake.address for fake in fakes)), gateway="test")
+    addresses = tuple(fake.address for fake in fakes)
+    fleet = Fleet(Static(addresses), gateway="test")
     running = asyncio.create_task(fleet.run())
     threads = ThreadPoolExecutor(1)
     model_dir = build_model_dir(folder / "model")
@@ -259,7 +262,7 @@ async def serving(
         recorder=recorder, fleet=fleet, tokenizer=tokenizer, metrics=metrics,
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
         answers=answers or MemoryAnswers(),
-        residents=residents(fleet) if residents else None,
+        residents=residents(fleet) if residents else None, tracing=tracing,
     )  # fmt: skip
     grammars = GrammarCheck()
     intake = Intake(
@@ -284,7 +287,7 @@ async def serving(
     listener = Listener(with_cors(routes, allowed_origins), "127.0.0.1", 0)
     serving_task = asyncio.create_task(listener.run_until_stopped())
     try:
-        await until(lambda: listener.started and len(fleet.ready) == engines)
+        await until(lambda: listener.started and len(fleet.ready) == len(addresses))
         yield Server(listener.port, fakes, snapshot, recorder, metrics, health, tokenizer, routes)
     finally:
         await _stop_at_once(listener, serving_task)
