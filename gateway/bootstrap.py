@@ -199,11 +199,11 @@ class _Start:
         for name, folder in adapters.items():
             if name == self._settings.served_model_name:
                 raise ConfigError(f"adapter {name!r}: the name belongs to the base model")
-            adapter, _ = await asyncio.to_thread(self._intake.admit, folder)
+            adapter, facts = await asyncio.to_thread(self._intake.admit, folder)
             versions = await AdapterRepository(session, project.id).versions(name)
             ready = [row for row in versions if row.retired_at is None]
             if not ready or ready[-1].digest != adapter.digest:
-                await catalog.publish(name, adapter)
+                await catalog.publish(name, adapter, facts)
 
     def _holder(self, valid: KeyDirectory, key: str) -> str | None:
         """The project of a key ("" for an admin key); None if it does not work."""

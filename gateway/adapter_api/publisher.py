@@ -87,12 +87,7 @@ class Publisher:
         warnings = [*report.warnings, *tried.warnings]
         facts = {**asdict(report), "warnings": warnings, "canary": tried.facts()}
         facts["pages"] = tried.pages
-        kept = Facts(
-            nbytes=report.nbytes,
-            report=orjson.dumps(facts).decode(),
-            invocation=orjson.dumps(report.invocation).decode() if report.invocation else None,
-        )
-        return adapter, kept, facts
+        return adapter, Facts.of(report, facts), facts
 
     async def _publish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
         await self._note(upload, "putting the parts together")

@@ -1,6 +1,6 @@
 """From an adapter directory to stored bytes: checked against the served base, kept by digest."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -8,8 +8,9 @@ import msgspec
 from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterError
 from adapters.stores import Store
-from adapters.validate import LoadReport, validate
+from adapters.validate import validate
 from engine.protocol import AdapterRef
+from gateway.catalog.service import Facts
 from gateway.errors import InvalidRequest, ResourceNotFound
 
 
@@ -20,7 +21,7 @@ class Intake:
     base: BaseSpec
     store: Store
 
-    def admit(self, folder: Path) -> tuple[AdapterRef, LoadReport]:
+    def admit(self, folder: Path) -> tuple[AdapterRef, Facts]:
         """Raises InvalidRequest with everything that is wrong; then nothing was stored."""
         if not folder.is_dir():
             raise InvalidRequest(f"{folder}: no such directory", param="path")
@@ -33,7 +34,8 @@ class Intake:
             raise InvalidRequest(f"{folder}: {error.strerror or error}", param="path") from error
         if digest != report.digest:
             raise InvalidRequest(f"{folder}: changed while it was read; try again", param="path")
-        return AdapterRef(digest, report.rank), report
+        facts = Facts.of(report, asdict(report))
+        return AdapterRef(digest, report.rank, report.invocation), facts
 
 
 def read_base(file: Path) -> BaseSpec:

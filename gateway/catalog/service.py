@@ -1,11 +1,13 @@
 """Adapters of one project: published as the next version of a name, aliased, and retired."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import orjson
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapters.validate import LoadReport
 from engine.protocol import AdapterRef
 from gateway.catalog.models import (
     Adapter,
@@ -37,6 +39,15 @@ class Facts:
     nbytes: int = 0
     report: str | None = None  # JSON
     invocation: str | None = None  # JSON
+
+    @classmethod
+    def of(cls, report: LoadReport, told: Mapping[str, object]) -> "Facts":
+        """``told``: the report as its owner reads it."""
+        return cls(
+            nbytes=report.nbytes,
+            report=orjson.dumps(told).decode(),
+            invocation=orjson.dumps(report.invocation).decode() if report.invocation else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,14 +48,15 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     except StoreUnusable as error:
         raise ConfigError(f"--adapter-store: {error}") from error
     intake = Intake(read_base(desk.files.base_spec), store)
-    adapter, report = await asyncio.to_thread(intake.admit, arguments.path)
+    adapter, facts = await asyncio.to_thread(intake.admit, arguments.path)
     async with desk.database.publish() as session:
         project = await IdentityService(session, desk.now).project(arguments.tenant)
-        row = await CatalogService(session, project.id, desk.now).publish(arguments.name, adapter)
+        catalog = CatalogService(session, project.id, desk.now)
+        row = await catalog.publish(arguments.name, adapter, facts)
         change = {"name": row.name, "version": row.version, "digest": row.digest}
         await desk.note(session, project.organisation_id, "adapter.created", row.id,
                         project=project.id, change=change)  # fmt: skip
-        return _row(row) | {"megabytes": f"{report.nbytes / 1e6:.1f}"}
+        return _row(row) | {"megabytes": f"{facts.nbytes / 1e6:.1f}"}
 
 
 async def list_all(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:

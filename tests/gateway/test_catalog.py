@@ -1,5 +1,6 @@
 """Public model names: the base, a project's own adapters, and the same refusal for all others."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -149,9 +150,23 @@ def intake(tmp_path) -> Intake:
 
 
 def test_an_adapter_is_stored_under_its_digest(intake, tmp_path):
-    adapter, report = intake.admit(write_adapter(tmp_path / "mine"))
-    assert (adapter.rank, report.digest) == (4, adapter.digest)
+    adapter, facts = intake.admit(write_adapter(tmp_path / "mine"))
+    assert adapter.rank == 4
+    assert facts.nbytes > 0
+    assert json.loads(facts.report)["digest"] == adapter.digest
     assert intake.store.exists(adapter.digest)
+
+
+async def test_whoever_publishes_it_an_activated_adapter_is_invoked_by_its_tokens(
+    intake, tmp_path, database
+):
+    """Served as plain LoRA it would answer wrongly, and say nothing of it."""
+    adapter, facts = intake.admit(write_adapter(tmp_path, config(alora_invocation_tokens=[5, 6])))
+    assert adapter.invocation == (5, 6)
+    async with database.publish() as session:
+        owner = await IdentityService(session, NOW).create_project("acme")
+        row = await CatalogService(session, owner.id, NOW).publish("turns", adapter, facts)
+        assert json.loads(row.invocation) == [5, 6]
 
 
 def test_an_adapter_that_does_not_fit_is_refused_and_not_stored(intake, tmp_path):
