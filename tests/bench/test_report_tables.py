@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from bench import report
+from bench.bars import Group, bars
+from bench.pictures import pictures
 from bench.plot import Axis, Series, plot
 from engine.bench.rows import Report, Row
+
+SVG = "http://www.w3.org/2000/svg"
 
 
 def row(bench: str, metric: str, value: float, **given: object) -> Row:
@@ -102,3 +106,35 @@ def test_rows_of_an_older_file_without_an_op_are_shown(tmp_path: Path):
     old = {key: value for key, value in asdict(SERVE[0]).items() if key != "op"} | about
     (tmp_path / "cpu" / "old.json").write_text(json.dumps([old]))
     assert "serve llama-3.1-8b awq: requests" in report.render(tmp_path)
+
+
+def test_any_other_bench_is_bars_that_say_what_tells_them_apart():
+    lora = [
+        asdict(row("lora", "layer time", value, batch=batch, adapters=adapters, unit="us",
+                   floor=2.0, peer="", peer_value=None)) | {"device": "NVIDIA H200, one"}
+        for value, batch, adapters in ((40.0, 1, 1), (20.0, 64, 4))
+    ]  # fmt: skip
+    ((name, svg),) = pictures("lora-8b", lora)
+    assert name == "lora-8b.svg"
+    said = [text.text for text in ElementTree.fromstring(svg).iter(f"{{{SVG}}}text")]
+    assert said[0] == "lora-8b, NVIDIA H200, us"
+    assert {"batch 1, adapters 1", "batch 64, adapters 4", "40", "20", "floor"} <= set(said)
+    widths = [
+        float(bar.get("width", 0)) for bar in ElementTree.fromstring(svg).iter(f"{{{SVG}}}rect")
+    ]
+    ours, floor, ours_less, _floor = widths[2:]
+    assert ours == pytest.approx(2 * ours_less, abs=0.1)
+    assert floor == pytest.approx(ours / 20, abs=0.1)
+
+
+def test_each_unit_has_bars_of_its_own_and_a_single_number_none():
+    rows = [row("serve", metric, 3.0, unit=unit)
+            for metric, unit in (("a", "ms"), ("b", "ms"), ("c", "tokens/s"), ("d", "tokens/s"),
+                                 ("e", "MiB"))]  # fmt: skip
+    named = [name for name, _svg in pictures("serve", [asdict(r) | {"device": "x"} for r in rows])]
+    assert named == ["serve-ms.svg", "serve-tokens-per-s.svg"]
+
+
+def test_bars_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="no values"):
+        bars("empty", "ms", ("ours",), [Group("a", (None,))])
