@@ -5,10 +5,10 @@ What a module is follows from the tensors it has: ``weight`` is dense, ``qweight
 every module of the model must be found, in the shape the config implies; otherwise
 CheckpointInvalid names the module, what was found and what was expected.
 
-On CUDA a 4-bit module stays packed. On CPU, at 8 bits, or fused with modules of another kind, it
-is dequantised once, in float32, to the compute dtype; in bfloat16 a CPU keeps the codes as well,
-for passes of few rows. A CPU's head computes in float32, as bf16 logits are too coarse (exact ties
-occur), over a weight in float16 where that holds it.
+On CUDA a module stays as it is packed. On CPU, or fused with modules of another kind, it is
+dequantised once, in float32, to the compute dtype; in bfloat16 a CPU keeps the codes of 4 bits as
+well, for passes of few rows. A CPU's head computes in float32, as bf16 logits are too coarse
+(exact ties occur), over a weight in float16 where that holds it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ import torch
 
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
+from engine.layers.eight import W8, fuse_bytes, pack_bytes
 from engine.layers.embedding import Embedding, Head
 from engine.layers.half import Half
 from engine.layers.int4 import FewOrMany, Int4
@@ -138,6 +139,10 @@ class Weights:
         if place.device.type != "cpu" and len(packed) == len(weights):
             parts = [pack(weight, place.device, dtype) for weight in fuse(packed)]
             return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
+        narrow = [w for w in weights if not isinstance(w, torch.Tensor)]
+        if place.device.type != "cpu" and len(narrow) == len(weights) and not packed:
+            bytewise = fuse_bytes([pack_bytes(weight, place.device) for weight in narrow])
+            return W8(bytewise, dtype=dtype, bias=bias, deterministic=place.deterministic)
         few = self._few(packed, bias) if len(packed) == len(weights) else None
         if few is not None and place.deterministic:
             return self._tile(few)

@@ -10,7 +10,7 @@ from adapters.errors import AdapterInvalid
 from adapters.language_part import language_config, plain_name
 from adapters.tensor_file import TensorFile
 from engine.bench.floor import Precision
-from engine.bench.shapes import Shape
+from engine.bench.shapes import EIGHT_BITS, Shape
 from engine.errors import CheckpointInvalid
 from engine.models.spec import ModelSpec
 from engine.page_size import linear_size
@@ -20,7 +20,7 @@ TILE_N, TILE_K = 128, 128  # a packed matrix is padded to whole tiles
 HOPPER_GROUPS = (64, 128, 256)
 HOPPER_K = 256  # inputs must be a multiple
 CODES = ("qweight", "weight_packed")
-SCALES = ("scales", "weight_scale")
+SCALES = ("scales", "weight_scale", "weight_scale_inv")
 SIGHT = ("vision_tower.", "multi_modal_projector.")
 ZEROS = ("qzeros", "weight_zero_point")
 MAX_HEADER_BYTES, MAX_TENSORS = 64 << 20, 1 << 20
@@ -47,11 +47,16 @@ class Stored:
 
 def of_shape(shape: Shape, fmt: str) -> tuple[ModelSpec, StoredWeights]:
     """A random checkpoint of this shape, groups of 128."""
-    stored = Stored(16)
-    if fmt != "fp16":
-        stored = Stored(4, 128, zeros=True, permuted=fmt == "gptq-act-order")
     spec = ModelSpec.read(shape.config())
-    every = {module: stored for modules in SITES.values() for module in modules}
+
+    def stored(module: str) -> Stored:
+        if fmt == "fp16":
+            return Stored(16)
+        if fmt in EIGHT_BITS:
+            return Stored(8, 128 if fmt == "fp8-block" else linear_size(spec, module)[0])
+        return Stored(4, 128, zeros=True, permuted=fmt == "gptq-act-order")
+
+    every = {module: stored(module) for modules in SITES.values() for module in modules}
     return spec, _total(spec, [every] * spec.num_layers)
 
 
@@ -119,7 +124,11 @@ def _stored(
     if codes is None or scales is None:
         if f"{prefix}.weight" not in tensors:
             raise CheckpointInvalid(f"{prefix}: neither a weight nor codes and scales")
-        return Stored(16)
+        if scales is None:
+            return Stored(16)
+        groups = scales[1] if len(scales) == 2 else 1
+        asymmetric = part(ZEROS) is not None and not symmetric
+        return Stored(8, -(-size[0] // groups), zeros=asymmetric)
     bits = math.prod(codes) * 32 // math.prod(size)
     groups = max(math.prod(scales) // size[1], 1)
     return Stored(
@@ -137,7 +146,7 @@ def _total(spec: ModelSpec, layers: list[dict[str, Stored]]) -> StoredWeights:
     rope = spec.max_position * spec.head_dim * WIDE
     common = layers[0]["down_proj"]
     group = 0 if common.bits == 16 else common.group
-    precision = Precision(weight_bits=4 if common.bits == 4 else 16, group=group)
+    precision = Precision(weight_bits=common.bits, group=group)
     return StoredWeights(linears + vocabulary + norms + rope, precision)
 
 
@@ -150,7 +159,7 @@ def _layer(spec: ModelSpec, stored: Mapping[str, Stored]) -> int:
         inputs = sizes[0][0]
         if all(kind == kinds[0] for kind in kinds):
             total += matrix_bytes(inputs, sum(n for _, n in sizes), kinds[0])
-        elif all(kind.bits == 4 for kind in kinds):
+        elif all(kind.bits == kinds[0].bits for kind in kinds):
             parts = zip(sizes, kinds, strict=True)
             total += sum(matrix_bytes(inputs, n, kind) for (_, n), kind in parts)
         else:  # modules of different kinds are fused in the compute dtype
@@ -159,9 +168,13 @@ def _layer(spec: ModelSpec, stored: Mapping[str, Stored]) -> int:
 
 
 def matrix_bytes(inputs: int, outputs: int, stored: Stored) -> int:
-    """Bytes of one matrix on an H200. Only 4-bit codes stay packed."""
-    if stored.bits != 4:
+    """Bytes of one matrix on an H200."""
+    if stored.bits == 16:
         return inputs * outputs * ITEM
+    if stored.bits == 8:
+        groups = -(-inputs // stored.group)
+        per_column = inputs + groups * (WIDE + (ITEM if stored.zeros else 0))
+        return outputs * per_column + (8 * inputs if stored.permuted else 0)
     columns, rows = round_up(outputs, TILE_N), _padded_rows(inputs, stored.group)
     groups = -(-inputs // stored.group)
     per_column = ITEM * (2 if stored.zeros else 1)

@@ -40,6 +40,12 @@ _ANY: Mapping[str, Table] = {
         (32, Config(rows=32, columns=128, stages=2, post_scale=True)),
         (UNLIMITED, Config(rows=64, columns=128, warps=8, stages=2, post_scale=True)),
     ),
+    "matmul_w8a16": (
+        (16, Config(rows=16, columns=64, depth=128, stages=4)),
+        (32, Config(rows=32, columns=128, depth=128)),
+        (64, Config(rows=64, columns=128, depth=64, warps=8)),
+        (UNLIMITED, Config(rows=128, columns=128, depth=64, warps=8)),
+    ),
     "paged_decode": ((UNLIMITED, Config(rows=16, columns=64)),),
     "ragged_prefill": (
         (16, Config(rows=16, columns=64)),

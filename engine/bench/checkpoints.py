@@ -4,7 +4,8 @@ Speed does not depend on the values of the weights but on their shapes and layou
 and memory tests run on these. Nothing here is a model anyone should talk to.
 
 ``awq`` is AutoAWQ's gemm layout, ``gptq`` AutoGPTQ's v1 layout, ``gptq-act-order`` the same with a
-permuted g_idx that q/k/v and gate/up share, ``fp16`` plain weights.
+permuted g_idx that q/k/v and gate/up share, ``fp16`` plain weights. ``fp8`` and ``int8`` are
+compressed-tensors with a scale for each output, ``fp8-block`` e4m3 with one for 128 x 128 weights.
 """
 
 import json
@@ -14,9 +15,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.bench.shapes import FORMATS, Shape
+from engine.bench.shapes import EIGHT_BITS, FORMATS, Shape
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+BLOCK = 128
 SEQUENTIAL = tuple(range(8))
 SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
@@ -63,6 +65,19 @@ class CheckpointWriter:
                 "quant_method": "awq", "bits": 4, "group_size": self.group,
                 "zero_point": True, "version": "gemm", "modules_to_not_convert": None,
             }  # fmt: skip
+        elif self.format == "fp8-block":
+            config["quantization_config"] = {
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                "weight_block_size": [BLOCK, BLOCK],
+            }  # fmt: skip
+        elif self.format in EIGHT_BITS:
+            kind = "float" if self.format == "fp8" else "int"
+            weights = {"num_bits": 8, "type": kind, "strategy": "channel", "symmetric": True}
+            config["quantization_config"] = {
+                "quant_method": "compressed-tensors", "format": f"{kind}-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+                "ignore": ["lm_head"],
+            }  # fmt: skip
         elif self.format != "fp16":
             config["quantization_config"] = {
                 "quant_method": "gptq", "bits": 4, "group_size": self.group, "sym": False,
@@ -101,6 +116,8 @@ class CheckpointWriter:
     def _linear(self, name: str, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
         if self.format == "fp16":
             return {"weight": self._normal(outputs, inputs, std=inputs**-0.5)}
+        if self.format in EIGHT_BITS:
+            return self._bytes(inputs, outputs)
         groups = inputs // self.group
         spread = torch.rand(groups, outputs, generator=self.random, device=self.device)
         scales = ((spread * 0.5 + 0.75) * (0.22 / inputs**0.5)).half()
@@ -118,6 +135,18 @@ class CheckpointWriter:
             "scales": scales,
             "g_idx": self._group_index(name, inputs),
         }
+
+    def _bytes(self, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
+        std = 60.0  # of codes, before scales
+        if self.format == "int8":
+            weight = self._integers(outputs, inputs, low=-104, high=104).to(torch.int8)
+        else:
+            weight = self._normal(outputs, inputs, std=std).to(torch.float8_e4m3fn)
+        shape, name = (outputs, 1), "weight_scale"
+        if self.format == "fp8-block":
+            shape, name = (-(-outputs // BLOCK), -(-inputs // BLOCK)), "weight_scale_inv"
+        spread = torch.rand(shape, generator=self.random, device=self.device)
+        return {"weight": weight, name: (spread * 0.5 + 0.75) * (inputs**-0.5 / std)}
 
     def _group_index(self, name: str, inputs: int) -> torch.Tensor:
         index = torch.arange(inputs, device=self.device, dtype=torch.int32) // self.group

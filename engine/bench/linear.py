@@ -1,7 +1,7 @@
-"""The 4-bit linears of one layer, each as the engine calls it, over weights read from memory.
+"""The quantised linears of one layer, each as the engine calls it, over weights read from memory.
 
-``kernels.matmul_w4a16`` as a whole: choice of tile, product, sum of its parts. As many copies of
-a weight as exceed the L2 are multiplied in turn.
+``kernels.matmul_w4a16`` or ``matmul_w8a16`` as a whole: choice of tile, product, sum of its parts.
+As many copies of a weight as exceed the L2 are multiplied in turn.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from engine.bench.alone import BenchmarkRefused
 from engine.bench.floor import linear_floor
 from engine.bench.rows import Row
 from engine.bench.setting import Figure, Setting, row
-from engine.bench.shapes import Shape
+from engine.bench.shapes import EIGHT_BITS, Shape
 from engine.bench.timing import (
     COLD_BYTES,
     compute_device,
@@ -22,6 +22,8 @@ from engine.bench.timing import (
     require_close,
 )
 from kernels.matmul_w4a16 import W4Weight, dequantize_w4, matmul_w4a16, pack_w4
+from kernels.matmul_w8a16 import matmul_w8a16
+from kernels.w8_weight import W8Weight, dequantize_w8
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 1024)
 GROUP = 128
@@ -43,7 +45,7 @@ def linears(shape: Shape) -> dict[str, tuple[int, int]]:
 def linear_rows(
     setting: Setting, rows: Sequence[int] = ROWS, *, cold_bytes: int | None = None
 ) -> list[Row]:
-    """Raises BenchmarkRefused when a product is wrong, or the format is not one of 4 bits."""
+    """Raises BenchmarkRefused when a product is wrong, or the format is not quantised."""
     if cold_bytes is None:  # a CPU is not measured here, only shown to be right
         cold_bytes = COLD_BYTES if compute_device().type == "cuda" else 0
     if setting.format == "fp16":
@@ -58,14 +60,14 @@ def linear_rows(
 def _one_linear(
     setting: Setting, name: str, size: tuple[int, int], rows: Sequence[int], cold_bytes: int
 ) -> list[Row]:
-    weight = random_weight(size, act_order=setting.format == "gptq-act-order")
+    weight = _weight(setting.format, size)
     weights = [weight, *(_copy(weight) for _ in range(cold_bytes // weight.nbytes + 1))]
-    dense = dequantize_w4(weight, dtype=torch.float32)
+    dense = _dense(weight)
     found = []
     for batch in rows:
         x = _normal(batch, size[0], seed=batch)
-        require_close(f"{name}, {batch} rows", matmul_w4a16(x, weight), x.float() @ dense)
-        time = microseconds(lambda i, x=x: matmul_w4a16(x, weights[i]), len(weights))  # type: ignore[misc]
+        require_close(f"{name}, {batch} rows", _product(x, weight), x.float() @ dense)
+        time = microseconds(lambda i, x=x: _product(x, weights[i]), len(weights))  # type: ignore[misc]
         floor = None
         if setting.device is not None:
             floor = linear_floor(*size, batch, setting.device, setting.precision) * 1e6
@@ -74,6 +76,37 @@ def _one_linear(
         )
         found.append(row(setting, figure))
     return found
+
+
+def _weight(fmt: str, size: tuple[int, int]) -> W4Weight | W8Weight:
+    if fmt in EIGHT_BITS:
+        return random_bytes(size, fmt)
+    return random_weight(size, act_order=fmt == "gptq-act-order")
+
+
+def _product(x: torch.Tensor, weight: W4Weight | W8Weight) -> torch.Tensor:
+    return matmul_w4a16(x, weight) if isinstance(weight, W4Weight) else matmul_w8a16(x, weight)
+
+
+def _dense(weight: W4Weight | W8Weight) -> torch.Tensor:
+    """[K, N] float32."""
+    if isinstance(weight, W4Weight):
+        return dequantize_w4(weight, dtype=torch.float32)
+    return dequantize_w8(weight, dtype=torch.float32).t()
+
+
+def random_bytes(size: tuple[int, int], fmt: str) -> W8Weight:
+    device = compute_device()
+    inputs, outputs = size
+    draw = torch.Generator(device=device).manual_seed(inputs + outputs)
+    values = torch.randn(outputs, inputs, generator=draw, device=device) * 40
+    group = GROUP if fmt == "fp8-block" else inputs
+    spread = torch.rand(-(-inputs // group), outputs, generator=draw, device=device)
+    return W8Weight(
+        values=values.clamp_(-127, 127).to(torch.int8 if fmt == "int8" else torch.float8_e4m3fn),
+        scales=(spread * 0.5 + 0.75) * (inputs**-0.5 / 40),
+        group=group,
+    )
 
 
 def random_weight(size: tuple[int, int], *, act_order: bool) -> W4Weight:
@@ -90,7 +123,9 @@ def random_weight(size: tuple[int, int], *, act_order: bool) -> W4Weight:
     return pack_w4(codes, scales, zeros, group=GROUP, perm=order)
 
 
-def _copy(weight: W4Weight) -> W4Weight:
+def _copy(weight: W4Weight | W8Weight) -> W4Weight | W8Weight:
+    if isinstance(weight, W8Weight):
+        return replace(weight, values=weight.values.clone(), scales=weight.scales.clone())
     return replace(
         weight,
         words=weight.words.clone(),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine.bench.floor import DEVICES, H200, Device, Precision
 from engine.bench.rows import Row, best_peers
-from engine.bench.shapes import Shape
+from engine.bench.shapes import EIGHT_BITS, Shape
 
 NARROW_KV = 1 + 4 / 128  # bytes: a code and its share of a head's magnitude
 STATISTICS = (" median", " P99")  # of a metric whose plain name the peers use
@@ -23,6 +23,8 @@ class Setting:
     @property
     def precision(self) -> Precision:
         kv = NARROW_KV if self.narrow_kv else 2.0
+        if self.format in EIGHT_BITS:
+            return Precision(weight_bits=8, group=0, kv=kv)
         if self.format == "fp16":
             return Precision(weight_bits=16, group=0, kv=kv)
         return Precision(kv=kv)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-FORMATS = ("awq", "gptq", "gptq-act-order", "fp16")  # on disk; see checkpoints
+EIGHT_BITS = ("fp8", "fp8-block", "int8")
+FORMATS = ("awq", "gptq", "gptq-act-order", "fp16", *EIGHT_BITS)  # on disk; see checkpoints
 MAX_POSITION = 131072  # where a shape says nothing else
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from engine.layers.eight import W8
 from engine.layers.linear import Linear, Wide
 
 
@@ -24,5 +25,5 @@ class Head:
         x = x.to(self.linear.dtype)
         if isinstance(self.linear, Wide):
             return self.linear(x, out)
-        logits = self.linear(x).float()
+        logits = self.linear.wide(x) if isinstance(self.linear, W8) else self.linear(x).float()
         return logits if out is None else out.copy_(logits)

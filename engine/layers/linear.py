@@ -1,4 +1,4 @@
-"""``y = x Wᵀ + b`` over a weight that is dense, prepacked for the CPU, or 4-bit.
+"""``y = x Wᵀ + b`` over a weight that is dense, prepacked for the CPU, or of 8 or 4 bits.
 
 A ``Linear`` is a callable on [T, K] that returns a new [T, N]; ``parts`` gives the same as addends
 [P, T, N] where that saves adding them up before they are read. Fused modules (q, k and v; gate and
@@ -8,6 +8,7 @@ up) are one Linear over their concatenated outputs.
     Prepacked  on CPU: the weight is reordered once into the library's own blocks. Measured on 2
                cores with AVX512-BF16: 40 % off the bf16 layers of a decode step, with the same
                bits as F.linear; half off a float32 head at 8 rows
+    W8         of 8 bits on CUDA, see ``eight``
     W4         4-bit on CUDA, by kernels.matmul_w4a16; several parts where fused modules were
                quantised apart (different groups or row orders)
 """
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from engine.layers.eight import W8
 from engine.quant.formats import Quantised
 from kernels.matmul_w4a16 import matmul_w4a16, matmul_w4a16_parts
 from kernels.w4_weight import SYMMETRIC_ZERO, W4Weight, pack_w4
@@ -42,7 +44,9 @@ def parts(linear: Linear, x: torch.Tensor, *, chain: bool = True) -> torch.Tenso
 
     ``chain``: see ``kernels.launch.chained``.
     """
-    return linear.parts(x, chain=chain) if isinstance(linear, W4) else linear(x).unsqueeze(0)
+    if isinstance(linear, W4 | W8):
+        return linear.parts(x, chain=chain)
+    return linear(x).unsqueeze(0)
 
 
 class Dense:

@@ -306,6 +306,38 @@ def test_matmul_w4a16_takes_every_group(slab, group):
     check(compile_kernel(_dequantize_kernel, signature, layout), registers=255)
 
 
+# kind of codes, rows of x, columns, depth, warps, stages, most instructions per byte
+BYTE_TILES = [
+    ("u8", "bf16", (16, 64, 128, 4, 4), 7.2),
+    ("u8", "fp16", (16, 64, 128, 4, 4), 3.4),
+    ("i8", "bf16", (16, 64, 128, 4, 4), 6.8),
+    ("u8", "bf16", (64, 128, 64, 8, 3), 8.8),
+    ("i8", "fp16", (128, 128, 64, 8, 3), 11.0),
+]
+
+
+@pytest.mark.parametrize(("codes", "dtype", "tile", "most"), BYTE_TILES)
+@pytest.mark.parametrize("group", [128, 4096])
+def test_matmul_w8a16(codes, dtype, tile, most, group):
+    from kernels.matmul_w8a16 import _matmul_kernel
+
+    rows, columns, depth, warps, stages = tile
+    signature = {"x_ptr": f"*{dtype}", "values_ptr": f"*{codes}", "scales_ptr": "*fp32"}
+    signature |= {"out_ptr": "*fp32", "M": "i32", "N": "i32", "stride_x": "i32"}
+    constants = {"zeros_ptr": None, "bias_ptr": None, "K": 4096, "GROUP": group, "PER": 8}
+    constants |= {"BM": rows, "BN": columns, "BK": depth, "CT": TYPES[dtype], "CHAINED": True}
+    kernel = compile_kernel(
+        _matmul_kernel, signature, constants, warps=warps, stages=stages, aligned=("stride_x", "N")
+    )
+    check(kernel, registers=168 if warps == 4 else 200)
+    before, _, after = kernel.ptx.partition(CHAIN[1])
+    assert "ld.global" not in before
+    assert CHAIN[0] in after  # when all weights are asked for
+    assert kernel.register_wgmma
+    assert not kernel.hazards
+    assert len(kernel.main_loop) * warps * 32 / (columns * depth) <= most
+
+
 @bf16
 def test_the_sum_of_planes(dtype):
     from kernels.matmul_w4a16 import _sum_kernel
