@@ -202,11 +202,12 @@ class Scheduler(Generic[P]):
         return max(0, plan.budget - fitting)
 
     def _plan_decodes(self, plan: Plan) -> int:
-        for sequence in list(self._running):  # pages first: who yields must not be planned
-            if sequence.phase is Phase.RUNNING and self._decodes(sequence):
+        decoding = [sequence for sequence in self._running if self._decodes(sequence)]
+        for sequence in decoding:  # pages first: who yields must not be planned
+            if sequence.phase is Phase.RUNNING:
                 self._grow(sequence)
-        for sequence in self._running:
-            if self._decodes(sequence):
+        for sequence in decoding:
+            if sequence.phase is Phase.RUNNING:
                 self._include(plan, sequence, 1)
         return len(plan.planned)
 
@@ -417,8 +418,9 @@ class Scheduler(Generic[P]):
         gathers = sequence.wants_prompt_logprobs
         if gathers and start:
             start -= 1  # the row that predicts the chunk's first token belongs to the one before
-        stop = min(sequence.known, start + most)
-        draws = stop == sequence.known
+        known = sequence.known
+        stop = min(known, start + most)
+        draws = stop == known
         if stop == sequence.computed or (draws and request.dry):
             return 0
         request.spent += draws

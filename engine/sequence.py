@@ -216,10 +216,12 @@ class Sequence:
         drawn = self.output[max(0, start - split) : stop - split]
         if stop - split > len(self.output):
             drawn.append(DRAWN)
-        return prompt[start:split] + drawn
+        return prompt[start:split] + drawn if start < split else drawn
 
     def seen(self, start: int, stop: int) -> tuple[Seen, ...]:
         """What of its images lies at positions start .. stop - 1."""
+        if not self.request.submit.images:
+            return ()
         return tuple(
             Seen(image, first - start, first - image.start, last - first)
             for image in self.request.submit.images
