@@ -38,6 +38,7 @@ from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import ConfigError, DataDir, Settings
 from gateway.cors import with_cors
+from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
 from gateway.dashboard.sources import Sources
 from gateway.db import Database
@@ -326,6 +327,7 @@ class Application:
             fleet=self._fleet,
             health=self._health,
             peppers=peppers,
+            books=Books(database, self._fleet, limiter),
             base_model=self._settings.served_model_name,
             key_environment=self._settings.key_environment,
         )

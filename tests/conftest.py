@@ -1,7 +1,7 @@
 """What every tier shares: which tests a machine can run, and how several workers share them.
 
 Under ``pytest -n`` a file's tests stay together, for they share what its fixtures make, and so do
-all that start the demo server.
+all that start the demo server, or the dashboard and its browser.
 """
 
 import importlib.util
@@ -11,6 +11,8 @@ import pytest
 
 # Take longest; begun first, they do not leave one worker alone at the end.
 FIRST = ("tests/e2e/", "tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
+# Folders whose files share a server, and so a worker.
+ONE_SERVER = ("tests/e2e", "tests/dashboard")
 
 
 def pytest_configure() -> None:
@@ -37,7 +39,8 @@ def _turn(item: pytest.Item) -> int:
 
 def _group(item: pytest.Item) -> str:
     file = item.nodeid.partition("::")[0]
-    return "tests/e2e" if file.startswith("tests/e2e/") else file
+    shared = (folder for folder in ONE_SERVER if file.startswith(f"{folder}/"))
+    return next(shared, file)
 
 
 def _has_cuda() -> bool:

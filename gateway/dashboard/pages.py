@@ -3,6 +3,7 @@
 from gateway.dashboard.account import ACCOUNT
 from gateway.dashboard.budgets import BUDGETS
 from gateway.dashboard.explore import EXPLORE
+from gateway.dashboard.health import HEALTH
 from gateway.dashboard.organisations import ORGANISATIONS
 from gateway.dashboard.overview import OVERVIEW
 from gateway.dashboard.page import Page
@@ -13,6 +14,7 @@ PAGES: tuple[Page, ...] = (
     EXPLORE,
     QUOTAS,
     BUDGETS,
+    HEALTH,
     ORGANISATIONS,
     ACCOUNT,
 )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gateway.dashboard.books import Books
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.identity.pepper import Peppers
@@ -16,5 +17,6 @@ class Sources:
     fleet: Fleet
     health: Health
     peppers: Peppers
+    books: Books
     base_model: str
     key_environment: str = "live"

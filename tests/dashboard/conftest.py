@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
 from gateway.dashboard.sources import Sources
 from gateway.db import Database
@@ -30,6 +31,7 @@ from gateway.usage.record import Started
 from tests.dashboard.browser import Browser, chromium, opened
 from tests.dashboard.world import BASE, PASSWORD, World, made
 from tests.fakes.clock import until
+from tests.fakes.engine import FakeEngine
 from tests.gateway.administrators import PEPPERS
 from tests.services import migrated_sqlite
 
@@ -91,13 +93,16 @@ async def served(
     snapshot = LiveSnapshot(database, PEPPERS, base_model=BASE)
     known.append(snapshot)
     await snapshot.refresh()
-    fleet = Fleet(Static(()), gateway="test")
+    engine = FakeEngine(f"unix:{file.parent}/e.sock")
+    await engine.__aenter__()
+    fleet = Fleet(Static((engine.address,)), gateway="test")
+    driving = asyncio.create_task(fleet.run())
     health = Health(fleet, lambda: snapshot.age_s)
     spending = LedgerSpending(database, NoLog())
     limiter = memory_limiter(rules=snapshot.rules, spending=spending)
     sources = Sources(
         snapshot=snapshot, limiter=limiter, fleet=fleet, health=health,
-        peppers=PEPPERS, base_model=BASE,
+        peppers=PEPPERS, base_model=BASE, books=Books(database, fleet, limiter, settled_s=0.0),
     )  # fmt: skip
     attempts = Attempts()
     logins = Logins(database, Passwords(), attempts)
@@ -105,10 +110,12 @@ async def served(
     rest = rest_application(health, base_model=BASE, is_open=False, dashboard=site.application())
     listener = Listener(rest, "127.0.0.1", 0)
     running = asyncio.create_task(listener.run_until_stopped())
-    await until(lambda: listener.started)
+    await until(lambda: listener.started and len(fleet.ready) == 1)
     yield Served(f"http://127.0.0.1:{listener.port}", world, logins, attempts, snapshot, limiter)
     running.cancel()
-    await asyncio.wait([running])
+    driving.cancel()
+    await asyncio.wait([running, driving])
+    await engine.__aexit__(None, None, None)
     for server in listener.servers:
         server.close()
     for connection in list(listener.server_state.connections):
