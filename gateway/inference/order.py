@@ -120,6 +120,12 @@ class Order:
         wanted = (options.logprobs if self.echoes else None, options.prompt_logprobs)
         return max((count for count in wanted if count is not None), default=None)
 
+    def _public_tokens(self, prompt: Sequence[int]) -> int:
+        """Until it is invoked, what an aLoRA goes on from is the base's work."""
+        adapter = self.target.adapter
+        plain = adapter is not None and not adapter.invocation
+        return 0 if plain else self.public.length(prompt)
+
     def _submit(self, request: str, prompt: Sequence[int], granted: int | None) -> Submit:
         options = self.options
         return Submit(
@@ -139,7 +145,7 @@ class Order:
             grammar=self.grammar,
             priority=self.priority,
             weight=self.principal.weight,
-            public_tokens=0 if self.target.adapter else self.public.length(prompt),
+            public_tokens=self._public_tokens(prompt),
             pooling=self.embedding.pooling if self.embedding else None,
             images=list(self.images),
             traceparent=self.traceparent,

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from engine.protocol import AdapterRef
 from gateway.errors import InvalidRequest
 from gateway.identity.models import ApiKey, Organisation, Project
 from gateway.identity.pepper import Peppers
@@ -74,6 +75,13 @@ async def test_with_an_adapter_or_without_a_declaration_nothing_is_public(tmp_pa
         assert (await asked(server, HELP, "support")).public_tokens == 0
     async with serving(tmp_path) as server:
         assert (await asked(server, HELP)).public_tokens == 0
+
+
+async def test_before_an_activated_adapter_is_invoked_all_is_the_base_s(tmp_path):
+    async with serving(tmp_path, public=[HELP]) as server:
+        server.snapshot.adapters["prj_acme", "support"] = AdapterRef("f" * 64, 8, (1, 2))
+        active = await asked(server, HELP, "support")
+        assert active.public_tokens == (await asked(server, HELP)).public_tokens > 0
 
 
 async def test_engines_hear_the_weight(tmp_path):
