@@ -40,9 +40,15 @@ class Connection(Generic[In, Out]):
         self._taken = 0
 
     def write(self, *messages: Out) -> int:
-        """Queue frames without waiting; returns the bytes the peer has yet to take."""
+        """Queue frames without waiting; returns the bytes the peer has yet to take.
+
+        Raises ConnectionLost. A transport may know that before whoever reads from it is told, and
+        uvloop's takes offence at being written to then.
+        """
+        if self._writer.transport.is_closing():
+            raise ConnectionLost("the connection is closed")
         self._writer.write(b"".join(map(self._frame, messages)))
-        return self._writer.transport.get_write_buffer_size()
+        return 0 if self._writer.is_closing() else self._writer.transport.get_write_buffer_size()
 
     def _frame(self, message: Out) -> bytes:
         frame = self._encode(message)

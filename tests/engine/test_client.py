@@ -1,10 +1,12 @@
 """A gateway's client: multiplexing, early leave, refusals, and an engine that dies."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from engine.client import EngineClient, EngineLost, RequestRefused
 from engine.protocol import (
@@ -262,3 +264,34 @@ async def test_an_engine_that_never_answers_hello_is_given_up(tmp_path: Path) ->
     async with await listen(f"unix:{tmp_path}/v.sock", ignore):
         with pytest.raises(EngineLost, match=r"0\.02 s"):
             await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw", timeout_s=0.02)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_engine_that_dies_is_lost_to_all_who_ask_in_that_moment(tmp_path, new_loop):
+    """The transport knows that it is closed before the reader hears of it; uvloop's then raises
+    what is no connection's error. A gateway runs on uvloop."""
+
+    async def ask_beside_its_death() -> set[str]:
+        address = f"unix:{tmp_path}/e.sock"
+        async with FakeEngine(address) as engine:
+            client = await EngineClient.connect(address, gateway="g")
+            engine.die()
+            await asyncio.sleep(0)
+            for number in range(5, 10):  # what is written now finds the connection broken
+                with contextlib.suppress(EngineLost):
+                    client.start(client.generate(Submit(f"r{number}", "t", [1], 1)))
+
+            async def one(number: int) -> str:
+                try:
+                    async with client.generate(Submit(f"r{number}", "t", [1], 1)) as stream:
+                        await stream.batch()
+                except Exception as error:
+                    return type(error).__name__
+                return "answered"
+
+            said = await asyncio.gather(*map(one, range(5)))
+            await client.close()
+            return set(said)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(ask_beside_its_death()) == {"EngineLost"}
