@@ -20,6 +20,7 @@ from adapters.validate import LoadReport, validate
 from engine.protocol import AdapterRef
 from gateway.adapter_api.canary import Canary
 from gateway.adapter_api.staging import Staging
+from gateway.adapter_api.turns import Turns
 from gateway.catalog.models import Adapter, AdapterUpload, UploadState
 from gateway.catalog.repository import UploadRepository
 from gateway.catalog.service import CatalogService, Facts, Quota
@@ -56,7 +57,7 @@ class Publisher:
         """``quota``: of projects that have none of their own."""
         self.database, self.staging, self.quota = database, staging, quota
         self._store, self._base, self._canary = store, base, canary
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
 
     async def finish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
         """The upload was claimed. Its row says how it ended; raises GatewayError as well.
@@ -64,7 +65,7 @@ class Publisher:
         What was nobody's fault can be completed again: the parts are kept.
         """
         try:
-            async with self._turn:
+            async with self._turns.take(upload.project_id):
                 accepted = await self._publish(upload, sums)
         except Unavailable as error:
             await self._settle(upload, UploadState.UPLOADING, error.body()["error"])
