@@ -6,6 +6,7 @@ what it cost and say so exactly once. Belongs to the engine loop's thread.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as View
 
 from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
@@ -82,10 +83,13 @@ class Book:
         if not request.unfinished:
             self._close(request)
 
-    def end(self, request: Request, finish: Finish, error: str = "") -> None:
-        """End every choice that has not ended."""
+    def end(
+        self, request: Request, finish: Finish, error: str = "", *, only: View[int] = ()
+    ) -> None:
+        """End every choice that has not ended; ``only``: of these, where there are any."""
         for sequence in request.unfinished:
-            self.finish(sequence, finish, error)
+            if not only or sequence.index in only:
+                self.finish(sequence, finish, error)
 
     def refuse(
         self, request: Request, code: RefusalCode, detail: str, retry_ms: int | None = None

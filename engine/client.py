@@ -142,6 +142,11 @@ class Stream:
             raise self._failure
         return self.usage
 
+    def drop(self, choice: int) -> None:
+        """Stop one choice; the others go on."""
+        if not self._settled.is_set():
+            self._client.tell(Cancel(self.submit.request, [choice]))
+
     def grant(self, granted: int) -> None:
         """Allow ``granted`` tokens in total, over all choices."""
         self._client.tell(Grant(self.submit.request, granted))

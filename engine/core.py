@@ -196,9 +196,9 @@ class Core(Generic[P]):
             match message:
                 case Submit():
                     self._submit(connection, message)
-                case Cancel(name):
+                case Cancel(name, choices):
                     if request := self.book.find(connection, name):
-                        self.book.end(request, Finish.CANCELLED)
+                        self.book.end(request, Finish.CANCELLED, only=choices)
                 case Grant(name, granted):
                     if request := self.book.find(connection, name):
                         request.grant(granted)

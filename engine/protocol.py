@@ -22,7 +22,7 @@ from enum import StrEnum
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -152,6 +152,7 @@ class Grant(Message, frozen=True):
 
 class Cancel(Message, frozen=True):
     request: str
+    choices: list[int] = []  # the only ones that end; empty: all of them
 
 
 class Prefetch(Message, frozen=True):

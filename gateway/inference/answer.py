@@ -118,7 +118,11 @@ class Answer:
         if self._order.options.prompt_logprobs is not None:
             gained += self._told(position, outputs)
         for output in outputs:
-            if output.finish is not None and (failure := _failure(output)):
+            if (
+                output.finish is not None
+                and self.choices[first + output.index].finish is None
+                and (failure := _failure(output))
+            ):
                 self.count(position, (output,))
                 raise failure
             delta = self._shortened(self._fed(first + output.index, output))
@@ -133,6 +137,16 @@ class Answer:
         if known is None:
             return []
         return [(position * each + index, Delta(prompt=known)) for index in range(each)]
+
+    def stopped(self, position: int) -> list[int]:
+        """Choices of a prompt that ended here, by a stop string, while the engine goes on."""
+        each = self._order.options.candidates
+        mine = self.choices[position * each : (position + 1) * each]
+        return [
+            index
+            for index, choice in enumerate(mine)
+            if choice.finish is not None and choice.usage is None
+        ]
 
     def cut(self, why: dict[str, str]) -> list[tuple[int, Delta]]:
         """End what has not ended."""

@@ -70,8 +70,9 @@ class Call:
             prompts = len(order.prompts)
             self._purse = Purse(services.limiter, hold.lease, hold.demand, prompts=prompts)
         submits = order.submits(self._purse)
-        self._generation = Generation(services.fleet, submits, self._purse)
         self._answer = Answer(order, services.tokenizer)
+        stopped = self._answer.stopped
+        self._generation = Generation(services.fleet, submits, self._purse, stopped=stopped)
         self._timing = services.metrics.timing(frames.endpoint)
 
     async def run(self, request: Asked) -> None:

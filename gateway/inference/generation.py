@@ -6,7 +6,7 @@ part of the answer may have been shown. The engine's outcomes are told as the ga
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from engine.client import EngineLost as ConnectionDied
 from engine.client import RequestRefused, Stream
@@ -32,7 +32,16 @@ ELSEWHERE = frozenset({RefusalCode.QUEUE_FULL, RefusalCode.DRAINING})  # worth a
 class Generation:
     """Belongs to one request. Iterate ``batches`` once, then ``close``."""
 
-    def __init__(self, fleet: Fleet, submits: Sequence[Submit], purse: Purse | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        submits: Sequence[Submit],
+        purse: Purse | None = None,
+        *,
+        stopped: Callable[[int], Collection[int]] = lambda position: (),
+    ) -> None:
+        """``stopped``: choices of a prompt of which nothing more will be shown, whatever comes."""
+        self._stopped, self._dropped = stopped, set[tuple[int, int]]()
         self._fleet = fleet
         self._submits = submits
         self._purse = purse
@@ -62,6 +71,8 @@ class Generation:
                     outputs = await stream.batch()
                     while outputs:
                         yield position, outputs
+                        if submit.n > 1:
+                            self._drop(stream, position)
                         if (
                             (purse := self._purse) is not None
                             and not stream.finished
@@ -80,6 +91,13 @@ class Generation:
                     "The engine was lost while it worked on this request.",
                     retry_after=RETRY_SECONDS,
                 ) from lost
+
+    def _drop(self, stream: Stream, position: int) -> None:
+        """The engine need not go on with what a stop string has ended here."""
+        for choice in self._stopped(position):
+            if (position, choice) not in self._dropped:
+                self._dropped.add((position, choice))
+                stream.drop(choice)
 
     def _place(self, submit: Submit, tried: list[Member]) -> Member:
         digest = submit.adapter.digest if submit.adapter else None

@@ -10,6 +10,7 @@ from engine.pages import Kind
 from engine.protocol import (
     AskCounts,
     AskRecorded,
+    Cancel,
     Counts,
     Drain,
     Finish,
@@ -437,3 +438,15 @@ def test_invalid_fields_are_refused_by_name(engine: Harness) -> None:
     engine.step()
     assert "tokens" in engine.refused[0, "t"].detail
     assert "max_tokens=0" in engine.refused[0, "m"].detail
+
+
+def test_one_choice_is_cancelled_and_the_others_go_on() -> None:
+    engine = Harness()
+    engine.submit(max_tokens=6, n=3)
+    engine.step(2)
+    engine.tell(Cancel("r1", [1]))
+    engine.run()
+    ends = {output.index: output.finish for output in engine.terminals()}
+    assert ends == {0: Finish.LENGTH, 1: Finish.CANCELLED, 2: Finish.LENGTH}
+    assert [len(engine.tokens(index=index)) for index in (0, 2)] == [6, 6]
+    assert len(engine.tokens(index=1)) < 6

@@ -80,7 +80,7 @@ def test_every_message_has_an_example_here() -> None:
 
 
 def test_a_field_appended_by_a_newer_peer_is_passed_over() -> None:
-    frame = msgspec.msgpack.encode(["Cancel", "r1", "a field of tomorrow"])
+    frame = msgspec.msgpack.encode(["Cancel", "r1", [], "a field of tomorrow"])
     assert msgspec.msgpack.decode(frame, type=ToEngine) == protocol.Cancel("r1")
 
 

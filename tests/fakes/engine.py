@@ -101,6 +101,7 @@ class _Running:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     more: asyncio.Event = field(default_factory=asyncio.Event)
     prompt_told: bool = False
+    dropped: set[int] = field(default_factory=set)  # choices that alone were cancelled
 
     def prompt_logprobs(self, index: int) -> list[TokenLogprobs] | None:
         """Once, with the first Output of choice 0."""
@@ -211,9 +212,11 @@ class FakeEngine:
         match message:
             case Submit():
                 self._submit(number, connection, message)
-            case Cancel(request):
+            case Cancel(request, choices):
                 if (running := self._running.get((number, request))) and not self.knobs.deaf:
-                    running.cancel()
+                    running.dropped |= set(choices)
+                    if not choices:
+                        running.cancel()
             case Grant(request, granted):
                 if running := self._running.get((number, request)):
                     running.granted = max(running.granted, granted)
@@ -282,7 +285,7 @@ class FakeEngine:
         position = 0
         await _pause(running, knobs.first_delay_s)
         while position < len(script):
-            if running.cancelled.is_set():
+            if running.cancelled.is_set() or index in running.dropped:
                 return self._end(connection, running, index, Finish.CANCELLED)
             if position == knobs.die_after:
                 return self.die()

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from engine.protocol import Cancel
 from gateway.usage.record import Outcome
 from tests.fakes.clock import until
 from tests.gateway.serving import BASE, ask, post, raw, serving
@@ -293,3 +294,24 @@ async def test_bytes_may_be_cut_anywhere(tmp_path):
         assert whole.count(b"data: ") == cut.count(b"data: ")
         assert server.engine.submitted[0].tokens == server.engine.submitted[1].tokens
         writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_choice_that_a_stop_string_ended_is_stopped_at_the_engine_alone(tmp_path, stream):
+    async with serving(tmp_path) as server:
+        letters = [server.tokenizer.encode(letter, add_special=False)[0] for letter in "abXc"]
+        long = letters[:1] * 40
+        server.engine.knobs.choices = [long, [*letters, *long], long]
+        server.engine.knobs.token_delay_s = 0.005
+        body = {**ASKED, "n": 3, "stop": "X", "max_tokens": 40, "stream": stream}
+        got = await ask(server.port, post(body))
+        assert got.status == 200
+        cancelled = [heard for heard in server.engine.heard if isinstance(heard, Cancel)]
+        assert cancelled == [Cancel(server.last.request, [1])]
+        (ended,) = server.recorder.ended
+        assert ended.outcome is Outcome.COMPLETED
+        assert ended.completion_tokens == 40 + 3 + 40
+        assert server.engine.record[server.last.request].completion_tokens < 40 + 20 + 40
+        if not stream:
+            texts = [choice["message"]["content"] for choice in got.json["choices"]]
+            assert texts == ["a" * 40, "ab", "a" * 40]
