@@ -34,6 +34,7 @@ from gateway.background import Background
 from gateway.batches.composition import Batches
 from gateway.billing.outbox import BillingOutbox
 from gateway.billing.sinks import read_sinks
+from gateway.books_watch import BooksWatch
 from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import ConfigError, DataDir, Settings
@@ -249,6 +250,8 @@ class Application:
                 file = DataDir(settings.data_dir).webhook_secret
                 secret = load_secret(settings.alert_webhook_secret, file)
                 tasks["alerts"] = Outbox(database, hook, secret).run()
+            watch = BooksWatch(database, limiter, snapshot.rules, self._metrics)
+            tasks["books"] = watch.run()
             if settings.sinks_file is not None:
                 for sink in read_sinks(settings.sinks_file):
                     outbox = BillingOutbox(database, sink, watch=self._metrics.show_sink)

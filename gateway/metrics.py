@@ -4,7 +4,8 @@ Children are looked up once per request, never per chunk.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -16,6 +17,18 @@ SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.
 MOST_CHILDREN = 2_000  # projects and models told apart; the rest is one
 OTHER = "other"
 SINK_STATES = ("held", "pending", "taken", "refused", "uncertain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetShown:
+    """Nano-dollars of the running period."""
+
+    level: str
+    subject: str
+    model: str  # "": all
+    period: str
+    spent: int  # what open requests reserve too
+    limit: int
 
 
 class Metrics:
@@ -80,10 +93,40 @@ class Metrics:
             f"{PREFIX}_sink_deliveries", "Deliveries to billing systems by what became of them.",
             ["sink", "state"], registry=registry,
         )  # fmt: skip
+        self._drift = Gauge(
+            f"{PREFIX}_ledger_differences", "Sums of the last hours in which the books differ.",
+            registry=registry,
+        )  # fmt: skip
+        self._drift_at = Gauge(
+            f"{PREFIX}_ledger_checked_timestamp_seconds", "When the books were looked at last.",
+            registry=registry,
+        )  # fmt: skip
+        budget = ["level", "subject", "model", "period"]
+        self._spent = Gauge(
+            f"{PREFIX}_budget_spent_nano_usd", "Spent and reserved of a budget's period.", budget,
+            registry=registry,
+        )  # fmt: skip
+        self._budget = Gauge(
+            f"{PREFIX}_budget_nano_usd", "What a budget's period may come to.", budget,
+            registry=registry,
+        )  # fmt: skip
         self._token_counters: dict[tuple[str, str], tuple[Counter, ...]] = {}
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+    def show_drift(self, differences: int, at: float) -> None:
+        self._drift.set(differences)
+        self._drift_at.set(at)
+
+    def show_budgets(self, budgets: Iterable[BudgetShown]) -> None:
+        """These and no others."""
+        self._spent.clear()
+        self._budget.clear()
+        for each in budgets:
+            labels = (each.level, each.subject, each.model, each.period)
+            self._spent.labels(*labels).set(each.spent)
+            self._budget.labels(*labels).set(each.limit)
 
     def show_sink(self, sink: str, states: Mapping[str, tuple[int, int]]) -> None:
         for state in SINK_STATES:

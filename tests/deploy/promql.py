@@ -1,7 +1,7 @@
 """As much of PromQL as the alert rules use, with Prometheus' meanings.
 
 Selectors with matchers, ``[5m]``, ``rate`` (extrapolated), ``sum`` with or without ``by``,
-``histogram_quantile``, ``vector``, ``or``, ``+``, ``/`` and ``>``. Anything else is refused.
+``histogram_quantile``, ``vector``, ``or``, ``+``, ``*``, ``/`` and ``>``. Anything else is refused.
 """
 
 import math
@@ -22,6 +22,7 @@ BINARY: dict[str, tuple[int, Callable[[float, float], float]]] = {
     "or": (1, lambda a, b: a),
     ">": (2, lambda a, b: a if a > b else math.nan),
     "+": (3, lambda a, b: a + b),
+    "*": (4, lambda a, b: a * b),
     "/": (4, lambda a, b: a / b if b else math.nan),
 }
 
@@ -210,7 +211,7 @@ class Parser:
         number, unit = float(self._next()), self._next()
         self._next("]")
         self._next(")")
-        return rate(selector, number * {"s": 1, "m": 60}[unit])
+        return rate(selector, number * {"s": 1, "m": 60, "h": 3600}[unit])
 
     def _selector(self, name: str) -> Selector:
         matchers = []

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics import EngineMetrics
-from gateway.metrics import Metrics
+from tests.deploy.exported import exported_names
 from tests.deploy.promql import Evaluate, Labels, Parser, Series, Storage
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "prometheus"
@@ -80,10 +78,7 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
 
 
 def test_every_metric_of_the_rules_is_exported() -> None:
-    metrics = Metrics()
-    metrics.count_answer("/v1/chat/completions", 200)
-    pages = EngineMetrics(10).text() + metrics.text().decode()
-    exported = {s.name for family in text_string_to_metric_families(pages) for s in family.samples}
+    exported = exported_names()
     for rule in RULES.values():
         read = set(re.findall(r"(?:vllm:|loratorio_)\w+", rule["expr"]))
         assert read <= exported
