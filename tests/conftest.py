@@ -8,7 +8,6 @@ import importlib.util
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 # Take longest; begun first, they do not leave one worker alone at the end.
 FIRST = ("tests/e2e/", "tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
@@ -20,7 +19,14 @@ def pytest_configure() -> None:
     # On tensors as small as those of tests, torch's threads do little but wait for one another,
     # spinning: where cores are shared, seven times the work.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # How long an example takes says how busy the machine is, and nothing of what is tested.
+    if importlib.util.find_spec("hypothesis"):  # a machine for kernels alone may lack it
+        _be_patient()
+
+
+def _be_patient() -> None:
+    """How long an example takes says how busy the machine is, and nothing of what is tested."""
+    from hypothesis import HealthCheck, settings
+
     patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("patient", settings(), **patient)
     settings.load_profile("patient")
