@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import Device, Dtype, EngineConfig, KvCacheDtype
+from engine.config import Device, Dtype, EngineConfig, HeadDtype, KvCacheDtype
 from engine.flags import Parser, amount
 
 DEFAULTS = EngineConfig(model="")
@@ -69,6 +69,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-dtype", type=KvCacheDtype, choices=list(KvCacheDtype), default=d.kv_cache_dtype
     )
+    parser.add_argument(
+        "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=d.head_dtype,
+        help="of the output layer; int8 is quicker, and how far off is said at start",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads on CPU")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--enforce-eager", action="store_true")
@@ -126,7 +130,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 SAME_NAME = (
     "model", "listen", "name", "served_model_name", "metrics_port", "metrics_host",
     "otlp_traces_endpoint",
-    "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "threads",
+    "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "head_dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",

@@ -24,7 +24,7 @@ from engine.bench.setting import known_device
 from engine.built import Built
 from engine.checkpoint import Checkpoint
 from engine.compiling import CompileCount
-from engine.config import EngineConfig
+from engine.config import EngineConfig, HeadDtype
 from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
 from engine.host_pages import HostPages
 from engine.images import ImageVectors
@@ -67,13 +67,17 @@ def build_runner(config: EngineConfig) -> Built[LaidOut]:
     device = choose_device(config.device)
     choice = choose_dtype(config.dtype, spec, device)
     log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
-    weights = Weights(checkpoint, spec, Placement(device, choice.dtype, config.deterministic))
+    narrow_head = config.head_dtype == HeadDtype.INT8
+    place = Placement(device, choice.dtype, config.deterministic, narrow_head)
+    weights = Weights(checkpoint, spec, place)
     with ThreadPoolExecutor(1) as beside:
         base = beside.submit(_base_spec, config.model)  # reads the embeddings: some seconds
         with torch.inference_mode():
             model = Decoder(weights, positions=config.max_model_len or spec.max_position)
             images = _image_vectors(checkpoint, weights)
         weights.finish()
+        if narrow_head:
+            log.info("head in int8: %s", weights.narrow_head or "quantised in the checkpoint")
         return _compose(config, model, weights, base, images)
 
 

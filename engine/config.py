@@ -34,6 +34,11 @@ class KvCacheDtype(StrEnum):
         return self != KvCacheDtype.AUTO
 
 
+class HeadDtype(StrEnum):
+    AUTO = "auto"  # as stored
+    INT8 = "int8"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: str  # directory of the checkpoint
@@ -48,6 +53,7 @@ class EngineConfig:
     device: Device = Device.AUTO
     dtype: Dtype = Dtype.AUTO
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    head_dtype: HeadDtype = HeadDtype.AUTO
     threads: int | None = None  # compute threads on CPU; None: the library's choice
     deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
     enforce_eager: bool = False

@@ -23,11 +23,13 @@ from engine.layers.embedding import Embedding, Head
 from engine.layers.half import Half
 from engine.layers.int4 import FewOrMany, Int4
 from engine.layers.linear import W4, Dense, Linear, Prepacked, Wide, fuse, pack
+from engine.layers.narrow_head import NarrowHead
 from engine.layers.tiling import Tiled, Tiling, find_tiling
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
 from engine.quant.formats import Quantised
 from engine.quant.packings import Narrow, Packing, method_of, packing_of
+from kernels.w8_weight import dequantize_w8
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # the model computes them
@@ -45,6 +47,7 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     deterministic: bool = False
+    narrow_head: bool = False  # of int8, unless the checkpoint has quantised it
 
 
 class Weights:
@@ -52,6 +55,7 @@ class Weights:
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, place: Placement) -> None:
         self.spec, self.place = spec, place
+        self.narrow_head: NarrowHead | None = None  # what became of the head, where asked for
         self.quantization = "none"  # or the method of the modules handed out so far
         self._checkpoint = checkpoint
         self._scheme = read_scheme(
@@ -98,6 +102,8 @@ class Weights:
         if self.spec.tied_head:
             return Head(self._tied_head(embedding))
         weight, bias = self._weight(HEAD, size), self._bias(HEAD, size[1], False)
+        if self.place.narrow_head and isinstance(weight, torch.Tensor):
+            return Head(self._narrow_head(weight, bias))
         if self.place.device.type == "cpu" or not isinstance(weight, torch.Tensor):
             return Head(self._head_of(weight, size, bias))
         return Head(self._tile(Wide(weight.to(self.place.device, self.place.dtype))))
@@ -116,6 +122,15 @@ class Weights:
                 f"{left[0]}{more}: found {found}; expected no such tensor in "
                 f"{self.spec.architecture}"
             )
+
+    def _narrow_head(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        place = self.place
+        self.narrow_head = found = NarrowHead.of(weight.to(place.device))
+        if place.device.type == "cpu":
+            size = (found.weight.rows, found.weight.columns)
+            return self._head_of(dequantize_w8(found.weight, dtype=torch.float32), size, bias)
+        bias = None if bias is None else bias.to(place.device, torch.float32)
+        return W8([found.weight], dtype=place.dtype, bias=bias, deterministic=place.deterministic)
 
     def _head_of(
         self, weight: torch.Tensor | Narrow, size: tuple[int, int], bias: torch.Tensor | None
@@ -223,6 +238,8 @@ class Weights:
                 f"{HEAD}: found a weight unlike {EMBEDDING}; expected equal ones, as "
                 "tie_word_embeddings says"
             )
+        if self.place.narrow_head:
+            return self._narrow_head(stored, None)
         if self.place.device.type != "cpu":
             return self._tile(Wide(embedding.table))
         return self._head_of(stored, size[::-1], None)

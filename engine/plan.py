@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.bench.floor import DEVICES, Device, Precision, Work, decode_floor
 from engine.bench.shapes import FORMATS, SHAPES, Shape
-from engine.config import EngineConfig, KvCacheDtype
+from engine.config import EngineConfig, HeadDtype, KvCacheDtype
 from engine.errors import EngineError
 from engine.flags import Parser, amount, count
 from engine.models.spec import ModelSpec
@@ -29,7 +29,13 @@ from engine.page_size import (
     pages_of_tokens,
 )
 from engine.placement import BlockTooLarge
-from engine.stored_weights import StoredWeights, of_checkpoint, of_shape
+from engine.stored_weights import (
+    StoredWeights,
+    narrow_head_error,
+    of_checkpoint,
+    of_shape,
+    with_narrow_head,
+)
 
 CONTEXT_BYTES = 600 << 20  # the CUDA context, libraries and compiled kernels
 GIB = 1 << 30
@@ -45,6 +51,7 @@ class Wish:
     adapters: int
     rank: int
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    head_dtype: HeadDtype = HeadDtype.AUTO
     page_tokens: int = DEFAULTS.page_tokens
     max_num_seqs: int = DEFAULTS.max_num_seqs
     max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
@@ -69,6 +76,7 @@ class Plan:
     step_ms: float | None  # floor of a decode step of step_rows; None: nothing runs
     tokens_per_s: float | None  # the most that can come of such steps
     missing_bytes: int
+    head_error: float | None = None  # of an int8 head's weights, by their size; None: not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,8 @@ def describe(found: Plan, wish: Wish, *, measured: bool = False) -> str:
         f"page pool               {_gib(pool)}  {found.pages} pages of {wish.page_tokens} tokens, "
         f"{found.page_bytes / 2**20:.2f} MiB each",
     ]
+    if found.head_error is not None:
+        lines.insert(2, f"head in int8            weights off by {found.head_error:.2%}")
     if wish.adapters:
         lines.append(
             f"adapters                {_gib(found.adapters_pages * found.page_bytes)}  "
@@ -199,11 +209,16 @@ def _gib(count: int) -> str:
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when not even one sequence fits. Raises EngineError."""
     options = _parser().parse_args(argv)
-    names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "page_tokens",
+    names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "head_dtype", "page_tokens",
              "max_num_seqs", "max_num_batched_tokens", "utilization")  # fmt: skip
     wish = Wish(**{name: getattr(options, name) for name in names})
     spec, weights = _model(options.model, options.format)
-    found = plan(spec, weights, wish, DEVICES[wish.gpu])
+    error = None
+    if wish.head_dtype == HeadDtype.INT8:
+        weights = with_narrow_head(spec, weights)
+        path = Path(options.model)
+        error = narrow_head_error(path, spec) if path.is_dir() else None
+    found = replace(plan(spec, weights, wish, DEVICES[wish.gpu]), head_error=error)
     print(json.dumps(asdict(found), indent=1) if options.json else describe(found, wish))
     return int(found.missing_bytes > 0)
 
@@ -222,6 +237,9 @@ def _parser() -> Parser:
     d = DEFAULTS
     parser.add_argument(
         "--kv-cache-dtype", type=KvCacheDtype, choices=list(KvCacheDtype), default=d.kv_cache_dtype
+    )
+    parser.add_argument(
+        "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=d.head_dtype
     )
     parser.add_argument("--block-size", dest="page_tokens", type=count, default=d.page_tokens)
     parser.add_argument("--max-num-seqs", type=count, default=d.max_num_seqs)

@@ -1,14 +1,18 @@
-"""What a model's weights take on a GPU, from its safetensors headers alone. Torch-free."""
+"""What a model's weights take on a GPU, from its safetensors headers. Torch-free."""
 
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from adapters.errors import AdapterInvalid
 from adapters.language_part import language_config, plain_name
 from adapters.tensor_file import TensorFile
+from adapters.values import SERVED, Float32, as_float32
 from engine.bench.floor import Precision
 from engine.bench.shapes import EIGHT_BITS, Shape
 from engine.errors import CheckpointInvalid
@@ -84,6 +88,52 @@ def _tower(tensors: Tensors) -> int:
     return ITEM * sum(map(math.prod, shapes))
 
 
+def with_narrow_head(spec: ModelSpec, weights: StoredWeights) -> StoredWeights:
+    """With the head in int8, beside the embeddings where those were the head."""
+    rows = spec.vocab_size
+    narrow = rows * (spec.hidden_size + WIDE)
+    before = 0 if spec.tied_head else rows * spec.hidden_size * ITEM
+    precision = replace(weights.precision, head=1 + WIDE / spec.hidden_size)
+    return StoredWeights(weights.nbytes + narrow - before, precision)
+
+
+def narrow_head_error(path: Path, spec: ModelSpec) -> float | None:
+    """What int8 changes of a checkpoint's head, by the size of its weights, over its first rows.
+
+    As ``layers.narrow_head`` rounds them. None where the head is quantised already. Raises
+    CheckpointInvalid.
+    """
+    wanted = "model.embed_tokens.weight" if spec.tied_head else "lm_head.weight"
+    for file in sorted(path.glob("*.safetensors")):
+        with _opened(file) as opened:
+            found = {plain_name(name): info for name, info in opened.tensors.items()}.get(wanted)
+            if found is not None and found.dtype in SERVED:
+                values = as_float32(next(iter(opened.chunks(found))), found.dtype)
+                return _rounded(values[: values.size // spec.hidden_size * spec.hidden_size], spec)
+    return None
+
+
+def _rounded(values: Float32, spec: ModelSpec) -> float:
+    rows = values.reshape(-1, spec.hidden_size)
+    scales = np.maximum(np.abs(rows).max(1, keepdims=True) / 127, 1e-30)
+    off = np.rint(rows / scales) * scales - rows
+    return float(np.linalg.norm(off) / max(float(np.linalg.norm(rows)), 1e-30))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TensorFile]:
+    try:
+        with TensorFile.open(
+            file,
+            follow_symlinks=True,
+            max_header_bytes=MAX_HEADER_BYTES,
+            max_tensors=MAX_TENSORS,
+        ) as opened:
+            yield opened
+    except AdapterInvalid as error:
+        raise CheckpointInvalid(f"{file}: {error}") from error
+
+
 def _config(path: Path) -> dict[str, object]:
     try:
         found = json.loads((path / "config.json").read_bytes())
@@ -99,16 +149,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     if not files:
         raise CheckpointInvalid(f"{path}: no safetensors file")
     for file in files:
-        try:
-            with TensorFile.open(
-                file,
-                follow_symlinks=True,
-                max_header_bytes=MAX_HEADER_BYTES,
-                max_tensors=MAX_TENSORS,
-            ) as opened:
-                yield from ((plain_name(name), info.shape) for name, info in opened.tensors.items())
-        except AdapterInvalid as error:
-            raise CheckpointInvalid(f"{file}: {error}") from error
+        with _opened(file) as opened:
+            yield from ((plain_name(name), info.shape) for name, info in opened.tensors.items())
 
 
 def _stored(

@@ -18,7 +18,7 @@ from engine.adapter_memory import AdapterMemory
 from engine.bench.poured import PouredHost
 from engine.built import Built
 from engine.composition import build_runner
-from engine.config import EngineConfig
+from engine.config import EngineConfig, HeadDtype
 from engine.core import Core, Heard
 from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
@@ -112,6 +112,7 @@ class LoneEngine:
     def __init__(self, config: EngineConfig, *, pour: int | None = None) -> None:
         built = build_runner(config)
         self.narrow = config.kv_cache_dtype.narrow
+        self.narrow_head = config.head_dtype == HeadDtype.INT8
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         base = BaseSpec.from_checkpoint(config.model)
         dtype = getattr(torch, built.base.dtype)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.bench.shapes import FORMATS, SHAPES
-from engine.config import KvCacheDtype
+from engine.config import HeadDtype, KvCacheDtype
 from engine.flags import Parser, count
 
 ENGINE = ("decode", "prefill", "mixed", "held")
@@ -39,6 +39,7 @@ class Options:
     format: str
     rank: int
     kv_cache_dtype: KvCacheDtype
+    head_dtype: HeadDtype
     eager: bool
     cache: Path
     out: Path
@@ -83,6 +84,9 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument("--rank", type=count, default=16)
     parser.add_argument(
         "--kv-cache-dtype", type=KvCacheDtype, choices=list(KvCacheDtype), default=KvCacheDtype.AUTO
+    )
+    parser.add_argument(
+        "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=HeadDtype.AUTO
     )
     parser.add_argument("--enforce-eager", dest="eager", action="store_true")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")

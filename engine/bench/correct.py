@@ -66,7 +66,12 @@ def trial(engine: LoneEngine, model: Path, refs: Sequence[AdapterRef | None]) ->
         for prompt, told in zip(prompts, outputs, strict=True)
     ]
     packed = [None if ref is None else engine.adapter(ref.digest) for ref in refs]
-    reference = Reference(Checkpoint(str(model)), engine.device, narrow=engine.narrow)
+    reference = Reference(
+        Checkpoint(str(model)),
+        engine.device,
+        narrow=engine.narrow,
+        narrow_head=engine.narrow_head,
+    )
     return Trial(refs, sequences, outputs, reference.logits(sequences, packed))
 
 

@@ -28,7 +28,7 @@ from engine.bench.rows import Report, Row
 from engine.bench.setting import Setting, known_device
 from engine.bench.shapes import SHAPES
 from engine.bench.vocabulary import write_tokenizer
-from engine.config import EngineConfig
+from engine.config import EngineConfig, HeadDtype
 
 
 def measure(options: Options) -> int:
@@ -40,6 +40,7 @@ def measure(options: Options) -> int:
         options.rank,
         known_device(name),
         options.kv_cache_dtype.narrow,
+        options.head_dtype == HeadDtype.INT8,
     )
     refused = 0
     whole = [bench for bench in options.benches if bench in ENGINE]
@@ -84,7 +85,7 @@ def _engine(options: Options) -> LoneEngine:
         model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=256,
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
         enable_prefix_caching=False,  # every prompt is computed, also one met before
-        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
         max_step_s=60.0,  # prompts are not held back: all rows of a mix decode together
     )  # fmt: skip
     engine = LoneEngine(config)
@@ -121,5 +122,6 @@ def _report(options: Options, bench: str, device: str, rows: Callable[[], list[R
     name = f"{bench}-{options.shape}-{options.format}"
     name += "" if bench in ("linear", "attention") else f"-r{options.rank}"
     name += "-kv-fp8" if options.kv_cache_dtype.narrow else ""
+    name += "-head-int8" if options.head_dtype == HeadDtype.INT8 else ""
     print(report.write(options.out, name, dict(versions())))
     return 0

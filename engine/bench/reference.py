@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from adapters.keys import EMBEDDING, HEAD
 from adapters.pack import Factor, PackedAdapter
 from engine.checkpoint import Checkpoint
+from engine.layers.narrow_head import NarrowHead
 from engine.layers.rotary import rotary_table
 from engine.models.spec import ModelSpec
 from engine.quant.configs import read_scheme
 from engine.quant.packings import packing_of
 from kernels.e4m3 import from_e4m3, to_e4m3
+from kernels.w8_weight import dequantize_w8
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -25,10 +27,16 @@ class Reference:
     """Any family we serve, over a checkpoint's dequantised weights."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, *, narrow: bool = False
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        *,
+        narrow: bool = False,
+        narrow_head: bool = False,
     ) -> None:
-        """``narrow``: keys and values are rounded as pages of 8 bits round them."""
-        self._narrow = narrow
+        """``narrow``: keys and values are rounded as pages of 8 bits round them, ``narrow_head``:
+        the head as int8 rounds it."""
+        self._narrow, self._narrow_head = narrow, narrow_head
         self.spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
         self._checkpoint, self._device = checkpoint, device
         config = checkpoint.config.get("quantization_config") or {}
@@ -60,6 +68,8 @@ class Reference:
                 for x, adapter, start in zip(states, adapters, starts, strict=True)
             ]
         head = table if self.spec.tied_head else self._tensor("lm_head.weight")
+        if self._narrow_head:
+            head = dequantize_w8(NarrowHead.of(head).weight, dtype=torch.float32)
         norm = self._tensor("model.norm.weight")
         return [
             self._norm(x, norm) @ self._changed(head, adapter, HEAD).t()

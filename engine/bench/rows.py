@@ -34,6 +34,7 @@ class Row:
     peer: str = ""
     peer_value: float | None = None
     floor: float | None = None
+    head: str = ""  # type of the output layer; "": as stored
     kv: str = ""  # type of keys and values in pages; "": as the model computes
 
     @property

@@ -1,6 +1,6 @@
 """What is measured, and the row that a figure becomes beside the best peer's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.bench.floor import DEVICES, H200, Device, Precision
 from engine.bench.rows import Row, best_peers
@@ -19,9 +19,14 @@ class Setting:
     rank: int = 16
     device: Device | None = H200  # None: one without known ceilings, so no floor and no peer
     narrow_kv: bool = False
+    narrow_head: bool = False
 
     @property
     def precision(self) -> Precision:
+        return replace(self._stored, head=1.0) if self.narrow_head else self._stored
+
+    @property
+    def _stored(self) -> Precision:
         kv = NARROW_KV if self.narrow_kv else 2.0
         if self.format in EIGHT_BITS:
             return Precision(weight_bits=8, group=0, kv=kv)
@@ -60,7 +65,7 @@ def row(setting: Setting, figure: Figure) -> Row:
         adapters=figure.adapters, context=figure.context, metric=figure.metric,
         value=figure.value, unit=figure.unit, op=figure.op, floor=figure.floor,
         peer=peer.name if peer else "", peer_value=peer.value if peer else None,
-        kv="fp8" if setting.narrow_kv else "",
+        kv="fp8" if setting.narrow_kv else "", head="int8" if setting.narrow_head else "",
     )  # fmt: skip
 
 

@@ -37,10 +37,11 @@ class Rig:
         page_tokens: int = 16,
         pages: int = 96,
         narrow: bool = False,
+        narrow_head: bool = False,
     ) -> None:
         checkpoint, cpu = Checkpoint(path), torch.device("cpu")
         self.spec = ModelSpec.read(checkpoint.config)
-        weights = Weights(checkpoint, self.spec, Placement(cpu, dtype, deterministic))
+        weights = Weights(checkpoint, self.spec, Placement(cpu, dtype, deterministic, narrow_head))
         self.model = Decoder(weights, positions=self.spec.max_position)
         self.seeing = Seeing.of(path)
         self.images = None
