@@ -171,12 +171,22 @@ class Metrics:
 class Timing:
     """The stopwatch of one request."""
 
-    __slots__ = ("_began", "_between", "_first", "_last", "_whole")
+    __slots__ = ("_began", "_between", "_first", "_first_at", "_last", "_whole")
 
     def __init__(self, *, first: Series, between: Series, whole: Series) -> None:
         self._first, self._between, self._whole = first, between, whole
         self._began = time.monotonic()
         self._last = 0.0
+        self._first_at = 0.0
+
+    @property
+    def first_ns(self) -> int:
+        """0: nothing has arrived."""
+        return round((self._first_at - self._began) * 1e9) if self._first_at else 0
+
+    def token_ns(self, tokens: int) -> int:
+        """The mean between so many that came one after another; 0: they all came at once."""
+        return round((self._last - self._first_at) * 1e9 / (tokens - 1)) if tokens > 1 else 0
 
     def heard(self) -> None:
         """Tokens have arrived."""
@@ -185,6 +195,7 @@ class Timing:
             self._between.observe(now - self._last)
         else:
             self._first.observe(now - self._began)
+            self._first_at = now
         self._last = now
 
     def finished(self) -> None:

@@ -50,6 +50,7 @@ MAY = {
     "sink_delivery": "",
     "usage_dropped_charge": "SELECT",
     "usage_event": "SELECT",
+    "usage_pace": "SELECT",
     "usage_rollup": "SELECT",
     "audit_event": "SELECT, INSERT",
 }

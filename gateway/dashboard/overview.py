@@ -10,7 +10,9 @@ from gateway.dashboard.names import Names
 from gateway.dashboard.page import Page
 from gateway.dashboard.timespan import RANGES, Timespan, timespan_of
 from gateway.dashboard.visit import Visit
-from gateway.usage.report import Group, Usage
+from gateway.usage.pace import FAILURES, FIRST, TOKEN, quantile
+from gateway.usage.pace_repository import PaceRepository
+from gateway.usage.report import Group, Usage, Window
 
 MOST_LINES = 6
 Sums = Mapping[tuple[str, ...], Usage]
@@ -36,6 +38,20 @@ class Ranking:
         return max((line.usage.cost.total for line in self.lines), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast answers came: seconds, None where nothing was counted."""
+
+    ended: int
+    failed: int
+    first: tuple[float | None, float | None]  # P50, P99
+    token: tuple[float | None, float | None]
+
+    @property
+    def tone(self) -> str:
+        return "warn" if self.failed * 100 > self.ended else ""
+
+
 async def overview(visit: Visit) -> dict[str, Any]:
     span = timespan_of(visit.query, visit.zone, visit.now)
     report = visit.report()
@@ -53,6 +69,7 @@ async def overview(visit: Visit) -> dict[str, Any]:
         "spend": _spend(span, buckets),
         "requests": _requests(span, buckets),
         "tokens": _tokens(span, buckets),
+        "pace": await _pace(visit, span.window),
         "rankings": [
             Ranking("Projects" if visit.organisation else "Organisations", "Name", [
                 Line(names.of_owner(name), used, names.href(name))
@@ -61,6 +78,19 @@ async def overview(visit: Visit) -> dict[str, Any]:
             Ranking("Models", "Name", [Line(name, used) for name, used in _first(models)]),
         ],
     }  # fmt: skip
+
+
+async def _pace(visit: Visit, window: Window) -> Pace:
+    rows = PaceRepository(visit.session, visit.organisation or None)
+    found = await rows.counts(window)
+    first, token = found.pop(FIRST, {}), found.pop(TOKEN, {})
+    ended = {kind: sum(steps.values()) for kind, steps in found.items()}
+    return Pace(
+        ended=sum(ended.values()),
+        failed=sum(ended.get(kind, 0) for kind in FAILURES),
+        first=(quantile(first, 0.5), quantile(first, 0.99)),
+        token=(quantile(token, 0.5), quantile(token, 0.99)),
+    )
 
 
 def _by(buckets: Sequence[Sums], place: int) -> dict[str, Usage]:

@@ -230,6 +230,8 @@ class Call:
             engine=self._generation.engine,
             boot=self._generation.boot,
             at_ns=time.time_ns(),
+            first_ns=self._timing.first_ns,
+            token_ns=self._timing.token_ns(counts.completion // self._order.choices),
         )
 
 

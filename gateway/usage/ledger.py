@@ -25,6 +25,8 @@ from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict
 from gateway.usage.event import Event, event_of, time_of
 from gateway.usage.log import Entry, Position, UsageLog
+from gateway.usage.pace import paces_of
+from gateway.usage.pace_repository import PaceRepository
 from gateway.usage.pricing import PriceBook
 from gateway.usage.record import Finished, Outcome, Started
 from gateway.usage.repository import LedgerRepository
@@ -205,7 +207,11 @@ class Ledger:
             rows = LedgerRepository(session)
             batch = await rows.move(self._log.id, settled)
             events = await self._priced(rows, ended, recovered=recovered) if ended else []
-            await rows.add_events(events, self._log.id, batch)
+            fresh = ended
+            if await rows.add_events(events, self._log.id, batch) < len(events):
+                mine = await rows.of_batch(self._log.id, batch)  # others were there already
+                fresh = [pair for pair in ended if pair[0].request in mine]
+            await PaceRepository(session).add(paces_of(fresh))
             lost = set(unmatched) - await rows.known(unmatched) if unmatched else set()
         self._open, self._cursor = still_open, cursor
         self._notice(events, lost)

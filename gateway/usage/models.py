@@ -134,6 +134,21 @@ class UsageRollup(Tenanted):
     storage_nano: Mapped[int] = mapped_column(BigInteger)
 
 
+class UsagePace(Tenanted):
+    """Requests of one quarter of an hour by how fast they were answered; see ``pace.py``."""
+
+    __tablename__ = "usage_pace"
+    __table_args__ = (Index(None, "organisation_id", "slot"),)
+
+    slot: Mapped[datetime] = mapped_column(Utc, primary_key=True)
+    project_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    model: Mapped[str] = mapped_column(String(256), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    organisation_id: Mapped[str] = mapped_column(String(40))
+    requests: Mapped[int] = mapped_column(BigInteger)
+
+
 class LogPosition(Base):
     """Everything before (segment, offset) of this log is in the database."""
 

@@ -43,6 +43,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
     engine: str  # which engine
     boot: str  # and which start of it
     at_ns: int
+    first_ns: int = 0  # from admission to the first tokens; 0: there were none
+    token_ns: int = 0  # the mean from one token of a choice to the next; 0: there was no next
 
 
 Record = Started | Finished

@@ -57,6 +57,11 @@ class LedgerRepository:
             result = await connection.exec_driver_sql(_VALUES, rows)
         return result.rowcount
 
+    async def of_batch(self, log: str, batch: int) -> set[str]:
+        """Requests that this transaction of a log brought."""
+        statement = select(UsageEvent.id).where(UsageEvent.log == log, UsageEvent.batch == batch)
+        return set(await self._session.scalars(statement))
+
     async def known(self, requests: Sequence[str]) -> set[str]:
         statement = select(UsageEvent.id).where(UsageEvent.id.in_(requests))
         return set((await self._session.scalars(statement)).all())

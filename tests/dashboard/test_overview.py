@@ -24,6 +24,8 @@ async def test_its_totals_are_the_sums_of_the_ledger(served, browser):
         assert await exact(page, "requests") == f"{len(events):,}"
         assert await exact(page, "tokens-in") == f"{sum(e.prompt_tokens for e in events):,}"
         assert await exact(page, "tokens-out") == f"{sum(e.completion_tokens for e in events):,}"
+        failed = sum(e.outcome == "failed" for e in events)
+        assert await exact(page, "errors") == f"{failed:,}"
         nano = sum(e.cost_nano or 0 for e in events)
         assert await exact(page, "spend") == f"${nano / 10**9:,.9f}".rstrip("0")
 

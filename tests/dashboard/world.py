@@ -1,6 +1,7 @@
 """A small fleet's worth of tenants, people and usage, the same in every run but for the date."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,8 @@ from gateway.limits.rules import Rates, Subject
 from gateway.limits.service import LimitService
 from gateway.usage.event import Event, month_of, slot_of
 from gateway.usage.log import Position
+from gateway.usage.pace import FIRST, TOKEN, Place, step_of
+from gateway.usage.pace_repository import PaceRepository
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.rollups import Rollups
 from tests.gateway.administrators import PEPPERS
@@ -53,6 +56,7 @@ class World:
     keys: dict[str, str] = field(default_factory=dict)
     users: dict[str, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    paces: Counter[Place] = field(default_factory=Counter)
 
     def email(self, who: str) -> str:
         return "root@gateway.example" if who == OPERATOR else PEOPLE[who]
@@ -94,6 +98,8 @@ async def made(database: Database) -> World:
     world.events = list(_events(world, now))
     await written(database, world.events)
     await Rollups(database).roll_up()
+    async with database.unit_of_work() as session:
+        await PaceRepository(session).add(world.paces)
     return world
 
 
@@ -161,6 +167,13 @@ def _event(world: World, place: str, at: datetime, dice: random.Random, number: 
         for tokens, pico in zip((prompt - cached, cached, output), PICO, strict=True)
     )
     first_s, token_s = dice.lognormvariate(-2.0, 0.5), dice.lognormvariate(-3.7, 0.3)
+    where = slot_of(int(at.timestamp()) * 10**9), world.projects[place], model
+    for kind, step in (
+        ("failed" if failed else "completed", 0),
+        (FIRST, step_of(int(first_s * 1e9))),
+        (TOKEN, step_of(int(token_s * 1e9))),
+    ):
+        world.paces[Place(*where, kind, step, world.organisations[owner])] += 1
     return Event(
         id=f"req_{number:032x}", day=at.date(), slot=slot_of(int(at.timestamp()) * 10**9),
         period=month_of(at.date()), organisation_id=world.organisations[owner],
