@@ -1,9 +1,11 @@
 """Every page there is, in the order of the navigation."""
 
 from gateway.dashboard.account import ACCOUNT
+from gateway.dashboard.audit import AUDIT
 from gateway.dashboard.budgets import BUDGETS
 from gateway.dashboard.explore import EXPLORE
 from gateway.dashboard.health import HEALTH
+from gateway.dashboard.keys import KEYS
 from gateway.dashboard.organisations import ORGANISATIONS
 from gateway.dashboard.overview import OVERVIEW
 from gateway.dashboard.page import Page
@@ -14,6 +16,8 @@ PAGES: tuple[Page, ...] = (
     EXPLORE,
     QUOTAS,
     BUDGETS,
+    KEYS,
+    AUDIT,
     HEALTH,
     ORGANISATIONS,
     ACCOUNT,

@@ -1,13 +1,15 @@
 """Queries over the projects, keys and service accounts of one organisation."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import false, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.identity.models import (
     ApiKey,
     KeyKind,
+    Login,
     Organisation,
     Project,
     ProjectUser,
@@ -38,13 +40,16 @@ class OrganisationRepository:
         statement = statement.order_by(Project.created_at, Project.id)
         return (await self._session.scalars(statement)).all()
 
-    async def keys(self, project: str | None) -> Sequence[ApiKey]:
-        """Live ones of a project, or the organisation's admin keys."""
+    async def keys(
+        self, project: str | None, *, revoked_after: datetime | None = None
+    ) -> Sequence[ApiKey]:
+        """Live ones of a project, or the organisation's admin keys; and those revoked lately."""
         kind = KeyKind.ADMIN if project is None else KeyKind.PROJECT
+        lately = false() if revoked_after is None else ApiKey.revoked_at > revoked_after
         statement = (
             select(ApiKey)
             .where(ApiKey.organisation_id == self._organisation, ApiKey.kind == kind)
-            .where(ApiKey.project_id == project, ApiKey.revoked_at.is_(None))
+            .where(ApiKey.project_id == project, or_(ApiKey.revoked_at.is_(None), lately))
             .order_by(ApiKey.created_at, ApiKey.id)
         )
         return (await self._session.scalars(statement)).all()
@@ -67,6 +72,16 @@ class OrganisationRepository:
             .order_by(User.created_at, User.id)
         )
         return (await self._session.scalars(statement)).all()
+
+    async def emails_of_logins(self) -> dict[str, str]:
+        """By login, also of people who were removed."""
+        statement = (
+            select(Login.id, User.email)
+            .join(User, User.id == Login.user_id)
+            .where(User.organisation_id == self._organisation)
+        )
+        found = await self._session.execute(statement)
+        return {row.id: row.email for row in found}
 
     async def person(self, user_id: str) -> User | None:
         return next((row for row in await self.people() if row.id == user_id), None)
