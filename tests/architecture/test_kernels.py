@@ -15,6 +15,7 @@ OPS = [
     "paged_decode",
     "ragged_prefill",
     "matmul_w4a16",
+    "matmul_w8a16",
     "lora_shrink",
     "lora_expand",
     "sample",
