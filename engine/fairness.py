@@ -86,11 +86,13 @@ class Fairness:
         """The least goes first: who was served least, then who runs least for its weight."""
         return self._served[tenant], self.running(tenant) / self._weights[tenant]
 
-    def gap_bound(self, max_num_seqs: int, *, longest_prompt: int) -> float:
-        """By how much the service of two tenants of weight 1, of whom both always wait, can differ:
-        what may be charged between two turns, and what counts as equal (VTC, theorem 4.4)."""
-        most = INPUT_COST * longest_prompt + OUTPUT_COST * max_num_seqs
-        return 2 * most + self.quantum
+    def gap_bound(self, max_num_seqs: int, *, longest_prompt: int, longest_answer: int) -> float:
+        """By how much the service of two tenants of weight 1 or more, of whom both always wait, can
+        differ: the most that may be charged to one after its turn (a prompt when it is admitted,
+        then all that those who run still generate), twice, and what counts as equal (VTC,
+        theorem 4.4)."""
+        running = OUTPUT_COST * max_num_seqs * longest_answer
+        return 2 * max(INPUT_COST * longest_prompt, running) + self.quantum
 
     def least(self, tenants: Iterable[str] = ()) -> float:
         """The least counter of these and of all who wait."""

@@ -117,7 +117,7 @@ def flood_figures(
 ) -> list[Found]:
     found = flood(player, scene)
     bound = Fairness(EngineConfig(model="").fairness_quantum).gap_bound(
-        options.max_num_seqs, longest_prompt=scene.prompt
+        options.max_num_seqs, longest_prompt=scene.prompt, longest_answer=scene.answer
     )
     return [
         ("capacity", found.capacity, "requests/s"),

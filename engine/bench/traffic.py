@@ -2,6 +2,7 @@
 of each. The engine is driven in this thread, by real time or by a simulated one.
 """
 
+import gc
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ class Player:
     ) -> Played:
         """``until_s`` or ``until``: stop there, and cancel what is open; else when everything has
         ended. ``each``: called after every pass."""
+        gc.freeze()  # what was prepared is not to be looked through again and again
         played, began, coming = Played([Seen(one) for one in wanted]), self._clock(), 0
         names: dict[str, Seen] = {}
         while coming < len(wanted) or self._core.book:

@@ -32,7 +32,7 @@ def test_fairness_in_simulated_time_reports_both_limits(tmp_path: Path) -> None:
     flooded = found["others beside a flood: P95 to first token"]
     assert found["slower by the flood (limit 2)"] == pytest.approx(flooded / alone)
     assert found["throughput of first come first served (at least 0.95)"] >= 0.9
-    assert found["bound of the gap in service of two who always wait"] == 2 * (20 + 2 * 8) + 4096
+    assert found["bound of the gap in service of two who always wait"] == 2 * (2 * 8 * 10) + 4096
 
 
 def test_three_prompts_with_one_beginning_hold_28_pages(model: str, tmp_path: Path) -> None:

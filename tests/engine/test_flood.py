@@ -53,7 +53,7 @@ def test_two_who_both_flood_are_served_alike_and_by_weight() -> None:
 
     player(of).play(arrivals(streams, 120), until_s=120, each=look)
     assert len(gaps) > 500
-    assert max(gaps) <= served.gap_bound(8, longest_prompt=100)
+    assert max(gaps) <= served.gap_bound(8, longest_prompt=100, longest_answer=100)
 
 
 def test_many_short_answers_do_not_keep_a_longer_one_waiting() -> None:
@@ -69,7 +69,7 @@ def test_many_short_answers_do_not_keep_a_longer_one_waiting() -> None:
 
     player(of).play(arrivals(streams, 60), until_s=60, each=look)
     assert len(gaps) > 100
-    assert max(gaps) <= served.gap_bound(16, longest_prompt=300)
+    assert max(gaps) <= served.gap_bound(16, longest_prompt=300, longest_answer=100)
 
 
 def test_a_place_goes_to_who_runs_less_and_comes_back() -> None:
