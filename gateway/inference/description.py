@@ -29,7 +29,7 @@ def strings(most: int) -> Schema:
 
 
 FLAG: Schema = {"type": "boolean", "default": False}
-FORMATS = ("text", "json_object", "json_schema")
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 STRUCTURES: dict[str, Schema] = {  # what an answer must match
     "json": {"type": "object", "description": "A JSON schema."},
     "regex": {"type": "string"},

@@ -15,13 +15,15 @@ from typing import Any
 import orjson
 
 from gateway.errors import InvalidRequest, MissingParameter, UnsupportedParameter
-from gateway.inference.fields import Fields, checked_text, out_of_range, wrong_type
+from gateway.inference.fields import Fields, checked_text, object_at, out_of_range, wrong_type
 from gateway.inference.schema import ANY_OBJECT, JsonSchema
+from gateway.inference.structural_tag import TagGrammar
 
 MOST_PATTERN_CHARS = 1 << 14
 MOST_GRAMMAR_CHARS = 1 << 15
 MOST_GBNF_CHARS = 1 << 13  # what reads it is slow
 MOST_WORDS = 4096
+MOST_TAGGED_CHARS = 1 << 17
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -78,13 +80,28 @@ def _response_format(fields: Fields) -> list[Structure]:
             return [of_schema(ANY_OBJECT, given.path)]
         case "json_schema":
             return [_named_schema(given)]
-        case "structural_tag" | "grammar" | "python":
+        case "structural_tag":
+            return [_tagged(given)]
+        case "grammar" | "python":
             raise UnsupportedParameter(
                 f"{given.at('type')} {kind!r} is not supported.", param=given.at("type")
             )
     raise InvalidRequest(
-        f"{given.at('type')} must be one of text, json_object, json_schema.",
+        f"{given.at('type')} must be one of text, json_object, json_schema, structural_tag.",
         param=given.at("type"),
+    )
+
+
+def _tagged(given: Fields) -> Structure:
+    grammar = TagGrammar.read(given)
+    if len(grammar.text) > MOST_TAGGED_CHARS:
+        raise out_of_range("the grammar", f"at most {MOST_TAGGED_CHARS} characters", given.path)
+    return Structure(
+        given.path,
+        Notation.LARK,
+        grammar.text,
+        ignored=tuple(grammar.ignored),
+        parts=tuple(of_schema(schema, path) for schema, path in grammar.schemas),
     )
 
 
@@ -116,12 +133,16 @@ def _structured_outputs(fields: Fields) -> list[Structure]:
     found = _constraints(given, _KINDS, given.take("whitespace_pattern"), given.at)
     if given.flag("disable_any_whitespace") and found:
         found = [_without_space(one) for one in found]
-    for name in ("structural_tag", "disable_additional_properties"):
-        if given.take(name):
-            raise UnsupportedParameter(f"{given.at(name)} is not supported.", param=given.at(name))
+    if (tagged := given.take("structural_tag")) is not None:
+        path = given.at("structural_tag")
+        found.append(_tagged(object_at(_parsed(tagged, path), path)))
+    name = "disable_additional_properties"
+    if given.take(name):
+        raise UnsupportedParameter(f"{given.at(name)} is not supported.", param=given.at(name))
     if not found:
         raise InvalidRequest(
-            f"{given.path} must have one of {', '.join(_KINDS)}.", param=given.path
+            f"{given.path} must have one of {', '.join(_KINDS)}, structural_tag.",
+            param=given.path,
         )
     return found
 
