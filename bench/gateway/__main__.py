@@ -32,6 +32,7 @@ from bench.gateway.load import (
     percentile,
     request,
 )
+from bench.gateway.parts import parts
 from bench.gateway.stack import NotSettled, Stack, cpu_s, resident_bytes, stack
 from engine.bench.rows import Row
 from engine.client import EngineClient
@@ -207,7 +208,11 @@ async def measured(options: argparse.Namespace, redis_url: str) -> list[Row]:
             await bench.first_byte(options.rate)
             await bench.cpu()
             await bench.soak(options.soak)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, us in (await parts(Path(folder))).items():
+            bench.add(f"part: {name}", us, "us")
     admitted = await per_core(redis_url, options.requests * 5)
+    bench.add("part: admission and settlement, per request", 1e6 / admitted, "us")
     bench.add("admission and settlement with Redis, of one core", admitted, "requests/s")
     bench.add("load average of the machine as it began", load, "processes")
     return bench.rows

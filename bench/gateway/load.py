@@ -10,7 +10,7 @@ import orjson
 
 from tests.gateway.serving import BASE
 
-PROMPT_WORDS = 66  # about 200 tokens of the stub's vocabulary
+SENTENCES = 28  # 200 tokens of the stub's vocabulary, with the template's
 MOST_CONNECTIONS = 512
 ANSWER_S = 60.0
 
@@ -28,7 +28,7 @@ class Times:
 
 
 def chat(tokens: int, *, stream: bool) -> bytes:
-    text = "The quick brown fox " * (PROMPT_WORDS // 4)
+    text = "The quick brown fox " * SENTENCES
     return orjson.dumps(
         {
             "model": BASE,
