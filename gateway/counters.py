@@ -34,8 +34,16 @@ class CounterCheck:
     """``read``: every counter there is, by Redis or by a gateway without one."""
 
     def __init__(
-        self, database: Database, read: Reading, now: datetime, *, wait_s: float = SETTLED_S
+        self,
+        database: Database,
+        read: Reading,
+        now: datetime,
+        *,
+        rules: RuleBook | None = None,
+        wait_s: float = SETTLED_S,
     ) -> None:
+        """``rules``: what holds; None: a budget for every counter."""
+        self._rules = rules
         self._database = database
         self._read = read
         self._now = now
@@ -55,7 +63,12 @@ class CounterCheck:
         findings.differences += found.differences
 
     async def _look(self, findings: Findings, only: set[str] | None) -> list[Purse]:
-        known = {p.key for p in await self._read() if only is None or p.key in only}
+        known = {
+            p.key
+            for p in await self._read()
+            if (only is None or p.key in only)
+            and (self._rules is None or self._rules.holds(p.key, p.version))
+        }
         floors = await self._sums(dict.fromkeys(known, ()))
         purses = [purse for purse in await self._read() if purse.key in known]
         await asyncio.sleep(self._wait_s)

@@ -10,6 +10,11 @@ Prefix = Literal[
 ]  # fmt: skip
 
 
+def made_ms(identity: str) -> int:
+    """When an id was made, in unix milliseconds."""
+    return int(identity.rpartition("_")[2][:12], 16)
+
+
 def new_id(prefix: Prefix) -> str:
     """For example ``req_0193a6f2…``: 32 hexadecimal digits after the prefix."""
     return f"{prefix}_{uuid7().hex}"

@@ -249,14 +249,7 @@ class LiveSnapshot:
             for row in await catalog.grants()
         ]
         ledger = LedgerRepository(session)
-        rules = await rule_book(
-            session,
-            plans={row.id: row.plan_id for row in payers if row.plan_id},
-            prepaid=frozenset(row.id for row in payers if row.billing == PREPAID),
-            now=datetime.now(UTC),
-            version=await ledger.corrections(),
-            replaced=await IdentityRepository(session).replaced(),
-        )
+        rules = await rules_now(session)
         return Snapshot(
             epoch,
             KeyDirectory(keys, self._peppers),
@@ -269,6 +262,20 @@ class LiveSnapshot:
                 if row.ends_at is not None
             },
         )
+
+
+async def rules_now(session: AsyncSession) -> RuleBook:
+    """Every limit that holds."""
+    identity = IdentityRepository(session)
+    payers = await identity.organisations()
+    return await rule_book(
+        session,
+        plans={row.id: row.plan_id for row in payers if row.plan_id},
+        prepaid=frozenset(row.id for row in payers if row.billing == PREPAID),
+        now=datetime.now(UTC),
+        version=await LedgerRepository(session).corrections(),
+        replaced=await identity.replaced(),
+    )
 
 
 def _adapter_ref(row: Adapter) -> AdapterRef:

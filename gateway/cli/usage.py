@@ -18,6 +18,7 @@ from gateway.counters import CounterCheck, Reading
 from gateway.errors import Conflict, GatewayUnreachable, NoEngine
 from gateway.identity.service import IdentityService
 from gateway.limits.store import Purse
+from gateway.snapshot import rules_now
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
 from gateway.usage.models import ClosedPeriod, Price
@@ -150,7 +151,9 @@ async def reconcile(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     proof = Reconciliation(desk.database, now=desk.now.timestamp())
     found = await proof.run(merged(pages) if arguments.engine else None)
     if (read := counters_of(desk, arguments.gateway)) is not None:
-        await CounterCheck(desk.database, read, desk.now).add_to(found)
+        async with desk.database.reading() as session:
+            rules = await rules_now(session)
+        await CounterCheck(desk.database, read, desk.now, rules=rules).add_to(found)
     desk.exit_code = 1 if found.differences else 0
     rows: list[Row] = [
         {"found": what, "place": "", "ledger": number, "other": number, "difference": 0}

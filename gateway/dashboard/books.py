@@ -15,6 +15,7 @@ from gateway.counters import SETTLED_S, CounterCheck
 from gateway.db import Database
 from gateway.fleet.fleet import Fleet
 from gateway.limits.limiter import RateLimiter
+from gateway.snapshot import rules_now
 from gateway.usage.reconcile import Findings, Reconciliation, merged
 
 RECORDED_PAGE = 5000  # requests asked of an engine at once
@@ -62,8 +63,10 @@ class Books:
             recorded, silent = await self._recorded()
             proof = Reconciliation(self._database, now=begun.timestamp())
             findings = await proof.run(merged(recorded) if recorded is not None else None)
+            async with self._database.reading() as session:
+                rules = await rules_now(session)
             counters = CounterCheck(
-                self._database, self._limiter.purses, begun, wait_s=self._settled_s
+                self._database, self._limiter.purses, begun, rules=rules, wait_s=self._settled_s
             )
             await counters.add_to(findings)
             took = (self._now() - begun).total_seconds()

@@ -20,6 +20,7 @@ from gateway.ids import new_id
 from gateway.limits.models import Level
 from gateway.limits.repository import LimitRepository
 from gateway.limits.rules import Subject
+from gateway.usage.repository import LedgerRepository
 
 
 async def bring_about_tenants(work: Work, declared: Declaration) -> None:
@@ -73,6 +74,8 @@ class _One:
             row.billing = billing
             change["billing"] = billing
         if change:
+            # Counters of budgets that come to hold again miss what was spent meanwhile.
+            await LedgerRepository(self._work.session).doubt_counters()
             await self._work.note(row.id, "organization.updated", row.id, **change)
 
     async def _people(self) -> None:

@@ -164,7 +164,7 @@ class MemoryStore:
 
     async def purses(self) -> list[Purse]:
         return [
-            Purse(key, p.spent, p.held, tuple(Open(*entry) for entry in p.open.items()))
+            Purse(key, p.spent, p.held, tuple(Open(*entry) for entry in p.open.items()), p.version)
             for key, p in self._purses.items()
         ]
 

@@ -154,4 +154,5 @@ def _purse(key: str, fields: dict[bytes, bytes]) -> Purse:
         int(fields[b"spent"]) if b"spent" in fields else None,
         int(fields.get(b"held", 0)),
         tuple(Open(name.removeprefix(OPEN).decode(), int(v.split()[0])) for name, v in opened),
+        int(fields.get(b"version", 0)),
     )

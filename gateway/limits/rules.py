@@ -56,6 +56,7 @@ class Allowance:
     time_zone: str = "UTC"
     nano: int
     soft: bool = False
+    begun: int = 0  # when it last came to hold: what was counted before has gaps
     since: datetime | None = None  # of credits: when the first was granted
     expiring: tuple["Expiring", ...] = ()
 
@@ -209,7 +210,28 @@ class RuleBook:
                 yield rule
             else:
                 keys = self.line(subject.id) if subject.level is Level.KEY else ()
-                yield replace(rule, version=self.version, keys=keys)
+                yield replace(rule, version=rule.version + self.version, keys=keys)
+
+    def holds(self, key: str, version: int) -> bool:
+        """Whether a counter of money, by its name, is of a budget that holds now, and has held
+        ever since it counts. Others miss what was spent meanwhile, and nobody reads them."""
+        rule, _ = rule_of(key)
+        for source in self._counted_by(rule):
+            for money in self.allowances.get(source, ()):
+                if (money.period, money.time_zone) == (rule.period, rule.time_zone):
+                    return version >= money.begun + self.version
+        return False
+
+    def _counted_by(self, rule: Rule) -> Iterable[Subject]:
+        """Whose budgets have this rule's counter."""
+        subject = rule.subject
+        for name in self.line(subject.id) or (subject.id,):
+            yield replace(subject, id=name)
+        if subject.level is Level.ORGANISATION and (plan := self.plans.get(subject.id)):
+            yield Subject(Level.PLAN, plan, subject.model)
+        if subject.level is Level.CUSTOMER:
+            project = subject.id.partition("/")[0]
+            yield Subject(Level.CUSTOMER, f"{project}/{ANYONE}", subject.model)
 
     def _first(self, key: str) -> str:
         """Of its line: the one that was rotated first."""
@@ -298,5 +320,6 @@ def _rules_of(
             time_zone=money.time_zone,
             soft=money.soft,
             since=money.since,
+            version=money.begun,
             expiring=money.expiring,
         )

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.errors import InvalidRequest
-from gateway.ids import new_id
+from gateway.ids import made_ms, new_id
 from gateway.limits.models import MOST_NANO, RATES, Budget, Credit, Exhaust, Level, Quota
 from gateway.limits.period import DAY, MONTH, zone
 from gateway.limits.repository import LimitRepository
@@ -81,6 +81,8 @@ class LimitService:
                 period=period,
             )
             self._rows.add(row)
+        elif row.time_zone != time_zone:
+            row.id = new_id("bud")  # its counter is another, which may be there from before
         row.time_zone, row.amount_nano, row.on_exhaust = time_zone, nano, on_exhaust
         row.updated_at = self._now
         return row
@@ -136,6 +138,7 @@ async def rule_book(
             time_zone=row.time_zone,
             nano=row.amount_nano,
             soft=row.on_exhaust == Exhaust.FINISH,
+            begun=made_ms(row.id),
         )
         allowances[_subject(row)] = (*allowances.get(_subject(row), ()), allowance)
     for organisation, credit in _balances(await rows.credits(), prepaid, now).items():

@@ -88,6 +88,7 @@ class Purse:
     spent: int | None
     held: int
     open: tuple[Open, ...]
+    version: int = 0
 
 
 class Store(Protocol):

@@ -174,6 +174,10 @@ class LedgerRepository:
         row = await self._session.get(LogPosition, OPERATOR_LOG)
         return await self.price_count() + (row.batch if row else 0)
 
+    async def doubt_counters(self) -> None:
+        """Every counter of a budget is read from the ledger again."""
+        await self.move(OPERATOR_LOG, Position(0, 0))
+
     async def price_book(self) -> PriceBook:
         return PriceBook(
             (

@@ -1,5 +1,6 @@
 """Live counters of budgets against the ledger: equal to the nano-dollar, or told with the place."""
 
+import asyncio
 import json
 from datetime import timedelta
 from urllib.parse import quote
@@ -8,6 +9,7 @@ import pytest
 
 from gateway.config import Secret
 from gateway.counters import CounterCheck
+from gateway.db import Database
 from gateway.errors import BudgetExhausted
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
@@ -176,6 +178,14 @@ def test_a_counters_name_says_which_budget_and_period_it_is_of(kind, zone):
     assert period_of(period_id, zone) == period_at(NOON, kind, zone)
 
 
+async def set_budget(url: str) -> None:
+    database = Database(url)
+    async with database.publish() as session:
+        limits = LimitService(session, "org_x", NOON)
+        await limits.set_budget(Subject(Level.PROJECT, "prj_1"), "month", 9_000)
+    await database.close()
+
+
 def test_reconcile_compares_redis_and_exits_with_1_where_it_differs(tmp_path, capsys, redis_url):
     import redis as blocking
 
@@ -183,8 +193,9 @@ def test_reconcile_compares_redis_and_exits_with_1_where_it_differs(tmp_path, ca
     client.flushall()
     shell = Shell(tmp_path, f"sqlite:///{tmp_path}/books.db", capsys)
     shell.ok("tenant", "create", "acme")
+    asyncio.run(set_budget(f"sqlite+aiosqlite:///{tmp_path}/books.db"))
     key = f"lt:{{org_x}}:project:prj_1::money-month-{quote('UTC', safe='')}:2026-11"
-    client.hset(key, mapping={"spent": 0, "held": 0})
+    client.hset(key, mapping={"spent": 0, "held": 0, "version": 10**14})
     rows = shell.ok("reconcile", "--redis-url", redis_url)
     assert {"budget counters": 1, "open reservations": 0}.items() <= {
         row["found"]: row["other"] for row in rows
@@ -257,7 +268,7 @@ async def test_a_gateway_shows_its_counters_and_how_limits_are_kept_beside_its_m
     status, body = await got(page, "/counters")
     assert (status, json.loads(body)) == (200, [
         {"key": lease.purses[0][1].key, "spent": 0, "held": 50,
-         "open": [{"lease": lease.name, "nano": 50}]}
+         "open": [{"lease": lease.name, "nano": 50}], "version": 0}
     ])  # fmt: skip
     _, text = await got(page, "/metrics")
     assert b"loratorio_gateway_requests_reserving 1.0" in text
