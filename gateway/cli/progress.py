@@ -48,6 +48,24 @@ class ByteBar:
         return f", {sent / seconds / MEGA:.1f} MB/s, {left:.0f} s left"
 
 
+class Tally:
+    """How much was done where nobody knows of how much; on a terminal only."""
+
+    def __init__(self, stream: TextIO, unit: str) -> None:
+        self._stream, self._unit = stream, unit
+        self._terminal = stream.isatty()
+
+    def show(self, done: int) -> None:
+        if self._terminal:
+            self._stream.write(f"\r{done} {self._unit}\x1b[K")
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
 class StepBar:
     """Steps of a known number, on a terminal only: elsewhere nothing is written."""
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -13,6 +14,7 @@ from engine.protocol import Counts
 from engine.transport import AddressInvalid
 from gateway.cli.billing import month
 from gateway.cli.desk import Commands, Desk, add_command
+from gateway.cli.progress import StepBar, Tally
 from gateway.cli.table import Row
 from gateway.counters import CounterCheck, Reading
 from gateway.errors import Conflict, GatewayUnreachable, NoEngine
@@ -121,7 +123,11 @@ async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
 
 async def reprice(desk: Desk, arguments: argparse.Namespace) -> Row:
     end = arguments.to or desk.now
-    done = await Repricing(desk.database, desk.now).run(arguments.since, end)
+    tally = Tally(sys.stderr, "requests seen")
+    try:
+        done = await Repricing(desk.database, desk.now).run(arguments.since, end, tally.show)
+    finally:
+        tally.close()
     async with desk.database.unit_of_work() as session:
         change = {"from": arguments.since.isoformat(), "to": end.isoformat(),
                   "adjustments": done.adjustments, "cost_nano": done.cost_nano}  # fmt: skip
@@ -148,8 +154,12 @@ async def reconcile(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     pages: list[list[Counts]] = []
     for address in arguments.engine:
         pages += await record_of(address)
-    proof = Reconciliation(desk.database, now=desk.now.timestamp())
-    found = await proof.run(merged(pages) if arguments.engine else None)
+    bar = StepBar(sys.stderr, "steps")
+    try:
+        proof = Reconciliation(desk.database, now=desk.now.timestamp(), watch=bar.show)
+        found = await proof.run(merged(pages) if arguments.engine else None)
+    finally:
+        bar.close()
     if (read := counters_of(desk, arguments.gateway)) is not None:
         async with desk.database.reading() as session:
             rules = await rules_now(session)

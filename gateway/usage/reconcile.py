@@ -12,7 +12,7 @@ be on their way into the ledger, and are counted as that.
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Counts
@@ -25,6 +25,7 @@ from gateway.usage.retention_repository import RetentionRepository
 
 GRACE_S = 60.0
 CHUNK = 1000  # ids in one query
+PARTS = 3  # of the database's own: roll-ups, dropped days, closed months
 MOST_TOLD = 20  # differences of one kind that are told one by one
 PART = re.compile(r"(req_[0-9a-f]{32}(?:~[\d.]+)?)-\d+")  # of a request with several prompts
 ATTEMPT = re.compile(r"(req_[0-9a-f]{32})~([\d.]+)")  # at a line of a batch
@@ -62,8 +63,15 @@ class Findings:
 class Reconciliation:
     """Reads only. ``recorded``: what each engine says, see ``merged``."""
 
-    def __init__(self, database: Database, *, now: float | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        now: float | None = None,
+        watch: Callable[[int, int], None] = lambda done, of: None,  # steps
+    ) -> None:
         self._database = database
+        self._watch = watch
         self._now = time.time() if now is None else now
         self._kept_from = EPOCH
 
@@ -73,9 +81,13 @@ class Reconciliation:
             rows = ReconcileRepository(session)
             kept = RetentionRepository(session)
             self._kept_from = await kept.kept_from()
+            self._watch(0, PARTS)
             await self._rollups(rows, findings)
+            self._watch(1, PARTS)
             await self._dropped(rows, kept, findings)
+            self._watch(2, PARTS)
             await self._periods(LedgerRepository(session), findings)
+            self._watch(PARTS, PARTS)
             if recorded is not None:
                 await self._engines(rows, recorded, findings)
         return findings
@@ -121,6 +133,7 @@ class Reconciliation:
         boots = sorted({counts.boot for counts in recorded.values()})
         findings.compared["boots"] = len(boots)
         for first in range(0, len(names), CHUNK):
+            self._watch(PARTS + first, PARTS + len(names))
             chunk = names[first : first + CHUNK]
             billed = await rows.billed(chunk)
             for name in chunk:

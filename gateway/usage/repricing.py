@@ -5,7 +5,7 @@ request that had been priced differently gets an adjustment with the difference 
 its own month if that is open, else in the next open one. Doing it twice changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from hashlib import blake2b
@@ -34,16 +34,19 @@ class Repricing:
         self._database = database
         self._now = now
 
-    async def run(self, start: datetime, end: datetime) -> Repriced:
-        """Of all requests that began in [start, end)."""
-        done, last = Repriced(), ""
+    async def run(
+        self, start: datetime, end: datetime, watch: Callable[[int], None] = lambda seen: None
+    ) -> Repriced:
+        """Of all requests that began in [start, end). ``watch`` is told how many were seen."""
+        done, last, seen = Repriced(), "", 0
         while True:
             async with self._database.unit_of_work() as session:
                 rows = LedgerRepository(session)
                 events = await rows.to_reprice(start, end, after=last, most=PAGE)
                 if not events:
                     break
-                last = events[-1].id
+                last, seen = events[-1].id, seen + len(events)
+                watch(seen)
                 made = await self._adjust(rows, events)
                 done = Repriced(
                     done.adjustments + len(made),
