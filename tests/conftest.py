@@ -37,10 +37,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    for item in items:
+        if _on_postgres(item):
+            item.add_marker(pytest.mark.slow)
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=_turn)
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _on_postgres(item: pytest.Item) -> bool:
+    """Many run on SQLite too, which is quick."""
+    call = getattr(item, "callspec", None)
+    return call is not None and "postgres" in call.params.values()
 
 
 def _turn(item: pytest.Item) -> int:

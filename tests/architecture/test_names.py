@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kernels
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

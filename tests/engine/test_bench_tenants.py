@@ -11,6 +11,8 @@ from engine.bench.cli import main
 from engine.config import EngineConfig
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(hidden=128, inner=160, heads=4, kv_heads=2, head_dim=32, layers=2, vocab=256)
 
 

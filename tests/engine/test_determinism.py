@@ -12,6 +12,8 @@ from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 from tests.engine.factors import random_adapter
 from tests.engine.rig import Rig, chunk
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(hidden=576, inner=320, heads=9, kv_heads=3, head_dim=64, layers=2, vocab=512)
 RANKS = (3, 16, 21)
 

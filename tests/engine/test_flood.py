@@ -14,6 +14,8 @@ from engine.config import EngineConfig
 from tests.engine.harness import Harness, config
 from tests.fakes.runner import build
 
+pytestmark = pytest.mark.slow
+
 
 def engine(costs: Costs, seats: int, *, max_step_s: float | None = None) -> SimulatedEngine:
     made = EngineConfig(model="simulated", max_num_seqs=seats, max_waiting=200)

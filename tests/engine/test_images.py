@@ -33,6 +33,8 @@ from tests.engine.seeing_checkpoints import (
     write_seeing,
 )
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 AT = (5, 30)  # where the two images begin
 BASES = {

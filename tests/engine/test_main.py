@@ -15,6 +15,8 @@ from tests.e2e.server import free_port
 from tests.engine.harness import submit
 from tests.engine.pages_of_metrics import Page
 
+pytestmark = pytest.mark.slow
+
 FAKE = """
 import sys
 from engine.__main__ import serve

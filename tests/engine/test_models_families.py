@@ -22,6 +22,8 @@ from tests.engine.peers import (
 )
 from tests.engine.rig import Rig, chunk
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 WINDOW = 20
 PROMPT = 70  # several windows and pages

@@ -16,6 +16,8 @@ from tests.engine.checkpoints import Layout, Shape, Written, write_checkpoint
 from tests.engine.peers import LINEARS, expected, peft_logits, tokens, transformers_model
 from tests.engine.rig import Rig, chunk, draw
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 BIASED = Shape(attention_bias=True)
 TIED = Shape(tied=True)

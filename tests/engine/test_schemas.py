@@ -12,6 +12,8 @@ from engine.grammars import LlGrammars
 from gateway.inference.tokenizer import Tokenizer as Vocabulary
 from tests.engine.vocabulary import EOS, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 ENOUGH = 0.95
 
 

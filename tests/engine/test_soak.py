@@ -10,6 +10,8 @@ from engine.bench.alone import LoneEngine, Requests, adapter_ref
 from engine.config import Device, Dtype, EngineConfig
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(hidden=128, inner=160, heads=4, kv_heads=2, head_dim=32, layers=2, vocab=256)
 ACTIVATED, INVOCATION = (3, 4, 5), (250,)  # aLoRAs, and what invokes them
 Job = tuple[list[int], int, int | None]  # prompt, tokens to generate, adapter's number

@@ -7,6 +7,7 @@ of a run alone (a prefix of them, where it was ended early).
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -18,6 +19,8 @@ from engine.pages import Kind
 from engine.protocol import Finish, Output, RefusalCode, Submit
 from tests.engine.harness import Harness, config, submit
 from tests.fakes.runner import VOCAB, alone, build
+
+pytestmark = pytest.mark.slow
 
 POISON = VOCAB - 1  # a prompt that holds it fails its row
 ADAPTERS = ["", "", "a1", "b2", "c3", "z9"]  # z9 is larger than the smallest pools

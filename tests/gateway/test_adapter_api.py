@@ -14,6 +14,8 @@ from gateway.adapter_api import staging as staging_module
 from gateway.catalog.repository import CatalogRepository
 from tests.gateway.adapter_world import adapter, opened
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def world(database, tmp_path):

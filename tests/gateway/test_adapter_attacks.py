@@ -18,6 +18,8 @@ from gateway.catalog.repository import CatalogRepository
 from tests.adapters.builders import config, encode, frame, lora, pack_file, write_adapter
 from tests.gateway.adapter_world import World, adapter, opened
 
+pytestmark = pytest.mark.slow
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HOSTILE = [
     "%00", "a%00b", "..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "a%0d%0ab",

@@ -22,6 +22,8 @@ from tests.adapters.builders import config, lora, write_adapter
 from tests.fakes.clock import until
 from tests.gateway.adapter_world import World, adapter, opened
 
+pytestmark = pytest.mark.slow
+
 PART = 300  # bytes
 
 

@@ -14,6 +14,8 @@ from gateway.redis import connect
 from tests.gateway.quotas import TARIFF, book, charged, limiter_of, monthly
 from tests.gateway.serving import BASE, KEY, ask, post, serving
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "Hello there"}]
 
 

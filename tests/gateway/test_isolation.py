@@ -18,6 +18,8 @@ from migrations import runner
 from migrations.isolation import SHARED, NotIsolated, isolate, rule
 from tests.gateway.test_report import event, write
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 PEPPERS = Peppers.parse("1:" + "11" * 32, "test")
 ISOLATED = sorted(set(runner.METADATA.tables) - set(SHARED))

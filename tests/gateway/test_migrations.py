@@ -8,6 +8,8 @@ from sqlalchemy import Connection, inspect
 from gateway.db import Database
 from migrations import runner
 
+pytestmark = pytest.mark.slow
+
 
 async def columns(database: Database) -> set[str]:
     """Of every table, as table.column."""

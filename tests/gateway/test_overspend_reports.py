@@ -15,6 +15,8 @@ from tests.fakes.clock import until
 from tests.gateway.quotas import TARIFF, book, charged, limiter_of, monthly
 from tests.gateway.serving import BASE, ask, post, serving
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"model": BASE, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
 BODIES = {

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
 from gateway.cli.probe import is_ready
@@ -20,6 +21,8 @@ from migrations import runner
 from tests.e2e.server import free_ports
 from tests.fakes.engine import FakeEngine
 from tests.gateway.serving import BASE, ask, build_model_dir
+
+pytestmark = pytest.mark.slow
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ROOT = Path(__file__).parents[2]
@@ -53,7 +56,7 @@ async def process(settings: Settings, folder: Path):
 
 
 async def until_ready(settings: Settings) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await is_ready(settings.host, settings.port):
             await asyncio.sleep(0.05)
 

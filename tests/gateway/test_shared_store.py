@@ -17,6 +17,8 @@ from tests.fakes.clock import until
 from tests.gateway.adapter_world import adapter, gateway, opened
 from tests.s3 import BUCKET, keys, s3, server
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["s3", "server"]  # fixtures
 URL = f"s3://{BUCKET}/shared"
 # The base that the tests' small adapters are made for.
