@@ -165,7 +165,7 @@ class Residency(Generic[P]):
         if adapter.row != NO_ADAPTER or adapter.packed is not None:
             return True
         self._start(adapter)
-        return False
+        return adapter.packed is not None
 
     def poll(self) -> dict[str, Exception]:
         """Take in finished loads. Returns the failures since the last call, by digest."""
@@ -267,6 +267,8 @@ class Residency(Generic[P]):
         self._cache.request(adapter.digest)
         adapter.loading, adapter.asked = True, self._clock()
         self._moving[adapter.digest] = adapter
+        if adapter.source is Tier.HOST:  # it need not wait for the next pass
+            self._take(adapter)
 
     def _take(self, adapter: _Adapter[P]) -> None:
         assert self._cache is not None

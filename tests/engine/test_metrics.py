@@ -141,6 +141,7 @@ def test_loads_are_told_apart_by_where_the_adapter_was() -> None:
     }
     assert loads == {"disk": 2, "host": 1}
     assert page.value("loratorio_engine_load_seconds_count", tier="host") == 1
+    assert page.value("loratorio_engine_load_seconds_sum", tier="host") == 0
     assert page.value("loratorio_engine_adapter_tier", adapter="a9", tier="device") == 1
     assert page.value("loratorio_engine_adapter_tier", adapter="b9", tier="host") == 1
 
