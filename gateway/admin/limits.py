@@ -7,6 +7,8 @@ from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of
 from gateway.admin.money import amount_shown, threshold_of
 from gateway.admin.paths import ONE, ROOT
 from gateway.admin.shapes import NO_LIMIT, Json, page
+from gateway.catalog.models import AdapterState
+from gateway.catalog.repository import AdapterRepository
 from gateway.errors import ResourceNotFound
 from gateway.identity.rights import Right
 from gateway.limits.models import Level
@@ -19,6 +21,7 @@ RATES = {
     "max_requests_per_1_minute": "requests_per_minute",
     "max_tokens_per_1_minute": "tokens_per_minute",
     "max_requests_per_1_day": "requests_per_day",
+    "max_tokens_per_1_day": "tokens_per_day",
     "max_concurrent_requests": "concurrency",
 }
 
@@ -31,8 +34,10 @@ def add_limits(router: APIRouter, desk: AdminDesk) -> None:
         async with desk.reading(request) as visit:
             await visit.project(project_id)
             service = LimitService(visit.session, visit.who.organisation, visit.now)
-            subject = Subject(Level.PROJECT, project_id, desk.base_model)
-            rows = [_rates(desk.base_model, await service.rates(subject))]
+            rows = [
+                _rates(model, await service.rates(Subject(Level.PROJECT, project_id, model)))
+                for model in await _models(desk, visit, project_id)
+            ]
             return page(rows, after, limit)
 
     @router.post(ONE + "/rate_limits/{rate_limit_id}", **desk.needs(Right.RATES))
@@ -41,7 +46,7 @@ def add_limits(router: APIRouter, desk: AdminDesk) -> None:
         model = rate_limit_id.removeprefix("rl-")
         async with desk.changing(request) as visit:
             await visit.project(project_id)
-            if model != desk.base_model:
+            if model not in await _models(desk, visit, project_id):
                 raise ResourceNotFound("no rate limit of this id")
             service = LimitService(visit.session, visit.who.organisation, visit.now)
             subject = Subject(Level.PROJECT, project_id, model)
@@ -95,6 +100,12 @@ def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level
             removed = await service.remove_budget(subject, MONTH)
             await visit.note(f"{kind}.deleted", subject.id, project_id)
             return {"deleted": removed, "object": f"{kind}.deleted"}
+
+
+async def _models(desk: AdminDesk, visit: Visit, project_id: str) -> list[str]:
+    """What a project's rates may be for: the base, and each of its adapters."""
+    rows = await AdapterRepository(visit.session, project_id).all()
+    return [desk.base_model, *dict.fromkeys(r.name for r in rows if r.state == AdapterState.READY)]
 
 
 def _rates(model: str, rates: Rates) -> Json:

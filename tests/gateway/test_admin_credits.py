@@ -5,6 +5,12 @@ import time
 import openai
 import pytest
 
+from gateway.catalog.models import Adapter
+from gateway.ids import new_id
+from gateway.limits.models import Level
+from gateway.limits.rules import Rates, Subject
+from tests.gateway.test_ledger import NOON
+
 OBJECT = {"cast_to": object, "options": {"security": {"admin_api_key_auth": True}}}
 
 
@@ -71,6 +77,37 @@ async def test_what_is_wrong_with_a_credit_is_named(clients, wrong, param):
         await post(acme, "/credits", **wrong)
     assert told.value.param == param
     assert await credits(acme) == []
+
+
+async def test_adapters_have_rates_of_their_own(clients, database):
+    (acme, globex, _), live = clients
+    rates = acme.admin.organization.projects.rate_limits
+    [web] = [one.id async for one in acme.admin.organization.projects.list()]
+    [theirs] = [one.id async for one in globex.admin.organization.projects.list()]
+    async with database.publish() as session:
+        for project, name, version, state in (
+            (web, "support", 1, "ready"),
+            (web, "support", 2, "ready"),
+            (web, "old", 1, "retired"),
+            (theirs, "secret", 1, "ready"),
+        ):
+            session.add(
+                Adapter(id=new_id("adp"), project_id=project, name=name, version=version,
+                        digest="d" * 64, rank=8, state=state, created_at=NOON, nbytes=1)
+            )  # fmt: skip
+    listed = [one.model async for one in rates.list_rate_limits(web)]
+    assert listed == ["smol", "support"]
+    changed = await rates.update_rate_limit(
+        "rl-support", project_id=web, max_requests_per_1_minute=3,
+        extra_body={"max_tokens_per_1_day": 50},
+    )  # fmt: skip
+    assert (changed.model, changed.max_requests_per_1_minute) == ("support", 3)
+    for missing in ("rl-old", "rl-secret", "rl-nothing"):
+        with pytest.raises(openai.NotFoundError):
+            await rates.update_rate_limit(missing, project_id=web, max_requests_per_1_minute=3)
+    await live.refresh()
+    held = live.rules().rates[Subject(Level.PROJECT, web, "support")]
+    assert held == Rates(requests_per_minute=3, tokens_per_day=50)
 
 
 async def test_a_key_is_rotated_with_overlap(clients):
