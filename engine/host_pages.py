@@ -1,7 +1,7 @@
 """Host memory that pages are swapped to: pinned beside a GPU, plain memory beside a CPU.
 
-On CUDA a copy runs on the side stream, after the passes launched so far, and the next pass waits
-for it on the device (``PageMemory.await_copies``); the host never does. Copies keep their order, so
+On CUDA a copy runs on the side stream, after the passes that touch its page, and the next waits for
+it on the device (``PageMemory.await_copies``); the host never does. Copies keep their order, so
 a slot may be written again while what it held is still on its way back.
 """
 
@@ -29,26 +29,31 @@ class HostPages:
         self.page_s = self._measured() if self.slots else math.inf
 
     def out(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        with self._memory.beside():
+        with self._memory.beside(pages):
             for page, slot in zip(pages, slots, strict=True):
                 self._host[slot].copy_(self._memory.pool[page], non_blocking=True)
 
     def back(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        with self._memory.beside():
+        with self._memory.beside(pages):
             for slot, page in zip(slots, pages, strict=True):
                 self._memory.pool[page].copy_(self._host[slot], non_blocking=True)
 
     def _measured(self) -> float:
         """Of a page that holds nothing yet, both ways; the first pair finds the memory."""
         took = []
+        self._finish()  # the pool is zeroed by then
         for _ in range(1 + TRIED):
             began = time.perf_counter()
             self.out([0], [0])
             self.back([0], [0])
-            if self._memory.pool.is_cuda:
-                torch.cuda.synchronize(self._memory.pool.device)
+            self._finish()
             took.append(time.perf_counter() - began)
         return min(took[1:]) / 2
+
+    def _finish(self) -> None:
+        """Wait for the device; not while it serves."""
+        if self._memory.pool.is_cuda:
+            torch.cuda.synchronize(self._memory.pool.device)
 
 
 def _pinned(shape: tuple[int, int], pool: torch.Tensor) -> torch.Tensor:

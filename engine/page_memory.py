@@ -98,12 +98,14 @@ class PageMemory:
         return any(launched.touches(wanted) for launched in self._recent)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is copied within comes after the passes launched so far, and before later ones."""
+    def beside(self, pages: Sequence[int]) -> Iterator[None]:
+        """What is copied within, from or to these pages, comes after the passes under way that
+        touch them, and before those launched later."""
         if self.side is None:
             yield
             return
-        self.side.wait_stream(torch.cuda.current_stream(self.pool.device))
+        if self.touched(pages):
+            self.side.wait_stream(torch.cuda.current_stream(self.pool.device))
         with torch.cuda.stream(self.side):
             yield
             self._copied = self.side.record_event()

@@ -17,8 +17,8 @@ from engine.sequence import Sequence
 class PageSwap(Protocol):
     """Host memory for so many pages. Called from the engine loop; never waits for a copy.
 
-    A copy takes effect after the passes launched so far and before those launched later, so pages
-    and slots may be given away as soon as it was asked for.
+    A copy takes effect after the passes launched so far that touch its pages, and before those
+    launched later, so pages and slots may be given away as soon as it was asked for.
     """
 
     @property

@@ -31,6 +31,7 @@ def test_a_device_reads_no_page_before_its_copy_and_writes_none_before_it_left(
     for turn in range(20):
         for _ in range(4):
             busy = busy @ busy * 1e-4  # what follows is launched long before it runs
+        memory.launch(StepPlan([chunk([7], [3, 5])]))
         memory.pool[3] = float(turn)  # a pass writes the page
         host.out([3], [turn % PAGES])
         memory.await_copies()
