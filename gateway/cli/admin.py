@@ -66,7 +66,11 @@ def _families() -> Iterable[Family]:
         Family(
             "billing", "add", {"export": "write a month's charges as FOCUS 1.2, with a manifest"}
         ),
-        Family("doctor", "add", {"doctor": "look at all a server needs, and say what to do"}),
+        Family(
+            "doctor",
+            "add",
+            {"doctor": "look at GPU, stores, clocks, configuration and books, and say what to do"},
+        ),
         Family("top", "add", {"top": "watch engines, tenants and adapters live"}),
         Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
         Family("prepare", "add_prepare", {"prepare": "migrate the database, note the base model"}),
