@@ -119,6 +119,13 @@ def _content(value: Any, path: str) -> str:
     """Several parts become one text, joined by line breaks, as in a chat."""
     if value is None:
         raise missing(path)
+    for i, part in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(part, dict) and part.get("type") == "input_image":
+            raise UnsupportedParameter(
+                f"{path}[{i}].type is 'input_image'; responses read text only. Where the model"
+                " sees, /v1/chat/completions shows it images.",
+                param=f"{path}[{i}].type",
+            )
     return read_content(value, path, TEXTS)
 
 
