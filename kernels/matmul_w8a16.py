@@ -22,7 +22,7 @@ from kernels.w8_weight import W8Weight, dequantize_w8
 ROWS_AT_ONCE = 64  # in deterministic mode, of the one tile there is
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "per"])
 def _matmul_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     values_ptr,
@@ -33,16 +33,16 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
     M,
     N,
     stride_x,
+    per,
     K: tl.constexpr,
     GROUP: tl.constexpr,
-    PER: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     CT: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """BN columns by BM rows over PER blocks of K. A block lies in one group."""
+    """BN columns by BM rows over ``per`` blocks of K. A block lies in one group."""
     part = tl.program_id(2)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -54,7 +54,7 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BN, BM), tl.float32)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
-    for block in range(part * PER, tl.minimum(part * PER + PER, tl.cdiv(K, BK))):
+    for block in range(part * per, tl.minimum(part * per + per, tl.cdiv(K, BK))):
         first = block * BK
         if K % BK == 0:
             codes = tl.load(at_values + first, eviction_policy="evict_first")
@@ -185,9 +185,9 @@ def _planes(
         M,
         N,
         x.stride(0),
+        cdiv(blocks, parts),
         K=K,
         GROUP=w.group,
-        PER=cdiv(blocks, parts),
         BM=config.rows,
         BN=config.columns,
         BK=depth,

@@ -77,6 +77,22 @@ def test_attention_is_compared_with_its_definition(monkeypatch):
         attention_rows(SETTING, (), ((1, 65),))
 
 
+def test_attention_over_pages_of_8_bits_is_too_and_its_rows_say_so():
+    rows = attention_rows(replace(SETTING, narrow_kv=True), ((3, 70),), ((2, 65),))
+    wide = attention_rows(SETTING, ((3, 70),), ())
+    assert [r.kv for r in rows] == ["fp8", "fp8"]
+    assert rows[0].floor is not None
+    assert wide[0].floor is not None
+    assert rows[0].floor < 0.6 * wide[0].floor
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "fp8-block", "int8"])
+def test_linears_of_8_bits_are_measured_too(fmt):
+    rows = linear_rows(replace(SETTING, format=fmt), (3,), cold_bytes=0)
+    assert len(rows) == 4
+    assert all(r.format == fmt and r.floor for r in rows)
+
+
 def test_a_nan_is_not_close():
     with pytest.raises(BenchmarkRefused):
         require_close("x", torch.tensor([float("nan")]), torch.ones(1))

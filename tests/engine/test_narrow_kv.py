@@ -16,10 +16,11 @@ from engine.memory import PoolSize
 from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.plan import Wish, plan
+from engine.sampling import NOT_FINITE
 from engine.stored_weights import of_shape
 from tests.engine.checkpoints import Shape, write_checkpoint
 from tests.engine.factors import random_adapter
-from tests.engine.rig import Rig, chunk
+from tests.engine.rig import Rig, chunk, draw
 
 CPU = torch.device("cpu")
 
@@ -82,6 +83,24 @@ def test_a_copied_page_has_its_magnitudes(path):
     expected = Reference(Checkpoint(path), CPU, narrow=True).logits([prompt], [None])[0][-1:]
     found = rig.logits([chunk(prompt[19:], copies, start=19)])
     assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+def test_what_is_not_finite_fails_its_own_row_alone(path):
+    rig, prompt = rigged(path), tokens(10)
+    broken = random_adapter(rig.spec, 4, seed=7)
+    broken.factors[0, "v_proj"].b.fill_(float("inf"))
+    rig.load(1, broken)
+    own, other = rig.pages(10), rig.pages(10)
+    for start, end in ((0, 9), (9, 10)):  # written in one pass, read in another
+        part = prompt[start:end]
+        base, failed = rig.launch(
+            [
+                chunk(part, own, start=start, draw=draw()),
+                chunk(part, other, start=start, adapter=1, draw=draw()),
+            ]
+        )
+    assert base.token is not None
+    assert (failed.token, failed.failed) == (None, NOT_FINITE)
 
 
 def test_magnitudes_lie_behind_all_layers_keys_and_nowhere_else(path):
