@@ -48,6 +48,14 @@ def short(number: int | None) -> str:
     return str(number)
 
 
+def size(nbytes: int) -> str:
+    """Of memory, in powers of 1024."""
+    amount, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.1f} {units[0]}" if units[0] != "B" else f"{nbytes} B"
+
+
 def share(part: int, whole: int) -> str:
     """In percent; one that is not 0 is never shown as 0."""
     if not whole:

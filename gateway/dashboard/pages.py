@@ -1,6 +1,7 @@
 """Every page there is, in the order of the navigation."""
 
 from gateway.dashboard.account import ACCOUNT
+from gateway.dashboard.adapters import ADAPTERS
 from gateway.dashboard.audit import AUDIT
 from gateway.dashboard.budgets import BUDGETS
 from gateway.dashboard.explore import EXPLORE
@@ -16,6 +17,7 @@ PAGES: tuple[Page, ...] = (
     EXPLORE,
     QUOTAS,
     BUDGETS,
+    ADAPTERS,
     KEYS,
     AUDIT,
     HEALTH,

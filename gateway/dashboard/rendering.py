@@ -24,8 +24,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 FILTERS = (
-    numbers.usd, numbers.exact_usd, numbers.count, numbers.short, numbers.seconds, numbers.span,
-    numbers.moment, numbers.stamp,
+    numbers.usd, numbers.exact_usd, numbers.count, numbers.short, numbers.size, numbers.seconds,
+    numbers.span, numbers.moment, numbers.stamp,
 )  # fmt: skip
 
 

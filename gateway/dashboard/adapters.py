@@ -1,0 +1,110 @@
+"""``/dashboard/adapters``: versions, where they are and what was accepted; what names lead to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.catalog.models import Adapter, AdapterAlias, AdapterState
+from gateway.catalog.repository import AdapterRepository, AliasRepository
+from gateway.dashboard.adapter_actions import ACTIONS
+from gateway.dashboard.page import TENANTS, Page
+from gateway.dashboard.timespan import timespan_of
+from gateway.dashboard.visit import Visit
+from gateway.identity.rights import Right
+from gateway.usage.report import Usage
+
+MOST_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    row: Adapter
+    usage: Usage  # this month
+    engines: int  # that hold it on their device
+    names: Sequence[str]  # aliases that lead to it
+
+    @property
+    def reference(self) -> str:
+        return f"{self.row.name}@{self.row.version}"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.row.state == AdapterState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    row: AdapterAlias
+    target: str  # name@version
+    canary: str  # "" for none
+    previous: str
+
+
+async def adapters(visit: Visit) -> dict[str, Any]:
+    projects = {row.id: row.name for row in await visit.rows.projects()}
+    project = visit.query.get("project", "")
+    project = project if project in projects else next(iter(projects), "")
+    rows = await AdapterRepository(visit.session, project).all() if project else []
+    aliases = await AliasRepository(visit.session, project).all() if project else []
+    named = {row.id: f"{row.name}@{row.version}" for row in rows}
+    used = await _used(visit, project)
+    members = visit.sources.fleet.members
+    versions = [
+        Version(
+            row,
+            used.get(row.id, Usage()),
+            sum(row.digest in member.resident for member in members),
+            [alias.name for alias in aliases if row.id in (alias.adapter_id, alias.canary_id)],
+        )
+        for row in sorted(rows, key=lambda row: (row.name, -row.version))
+    ]
+    return {
+        "projects": projects,
+        "project": project,
+        "versions": versions[:MOST_SHOWN],
+        "left_out": max(0, len(versions) - MOST_SHOWN),
+        "aliases": [_alias(row, named) for row in aliases],
+        "ready": [each.reference for each in versions if each.is_ready],
+        "bytes": sum({each.row.digest: each.row.nbytes for each in versions
+                      if each.is_ready}.values()),
+        "engines": len(members),
+        "report": await _report(visit, rows),
+        "may": bool(project) and visit.may(Right.ADAPTERS, project),
+    }  # fmt: skip
+
+
+async def _used(visit: Visit, project: str) -> Mapping[str, Usage]:
+    month = timespan_of({"range": "month"}, visit.zone, visit.now)
+    lines = await visit.report(project or None).lines(month.window, ("adapter_id",))
+    return {line.group[0]: line.usage for line in lines}
+
+
+def _alias(row: AdapterAlias, named: Mapping[str, str]) -> Alias:
+    canary, previous = named.get(row.canary_id or "", ""), named.get(row.previous_id or "", "")
+    return Alias(row, named.get(row.adapter_id, row.adapter_id), canary, previous)
+
+
+async def _report(visit: Visit, rows: Sequence[Adapter]) -> dict[str, Any] | None:
+    """What was accepted of the version that the address names, and what its canary showed."""
+    row = next((each for each in rows if each.id == visit.query.get("version")), None)
+    if row is None:
+        return None
+    await visit.session.refresh(row, ["report"])
+    found = orjson.loads(row.report) if row.report else {}
+    text = orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
+    return {"of": f"{row.name}@{row.version}", "digest": row.digest, "text": text}
+
+
+ADAPTERS = Page(
+    path="/adapters",
+    title="Adapters",
+    section="Models",
+    icon="layers",
+    template="adapters.html",
+    show=adapters,
+    audiences=TENANTS,
+    of_one=True,
+    actions=ACTIONS,
+)
