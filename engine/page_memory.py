@@ -69,6 +69,8 @@ class PageMemory:
         self._recent: deque[_Launch] = deque(maxlen=UNDER_WAY)
         elements = page_elements(spec, page_tokens, item=dtype.itemsize, narrow=narrow)
         self.pool = _zeros((num_pages, elements), dtype, device)
+        if cuda:
+            torch.cuda.synchronize(device)  # what comes beside passes finds it zeroed
         self.flat = self.pool.view(-1)
         shape = (num_pages, spec.num_layers, 2, spec.num_kv_heads, page_tokens)
         end = spec.kv_elements(page_tokens)

@@ -65,6 +65,7 @@ class Pages:
             laid = placed.lay_out(packed)
             placed.place(number, laid, range(number * each, (number + 1) * each))
             self.packed.append(packed)
+        self.table.await_rows(range(adapters))
 
 
 def base_of(shape: Shape) -> BaseSpec:
