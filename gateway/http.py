@@ -152,6 +152,9 @@ class UntilGone:
 class Spans(Protocol):
     """Of a request that is traced."""
 
+    @property
+    def id(self) -> str: ...
+
     def infer(self, model: str, max_tokens: int) -> str:
         """It is admitted. Returns the ``traceparent`` for its engine."""
         ...

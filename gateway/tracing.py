@@ -72,6 +72,11 @@ class Trace:
         self._tracing, self._span, self._operation = tracing, span, operation
         self._inference: Any = None
 
+    @property
+    def id(self) -> str:
+        """Of the trace, as tools write it."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
     def infer(self, model: str, max_tokens: int) -> str:
         """It is admitted. Returns the ``traceparent`` for its engine."""
         self._inference = self._tracing.tracer.start_span(

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -106,7 +107,7 @@ def _engine(shown: Between) -> Table:
     ]
     return _table(
         "Engine",
-        ("running", "waiting", "prompt tok/s", "answer tok/s", "passes/s", "pass", "pages",
+        ("running", "waiting", "prompt/s", "answer/s", "passes/s", "pass", "pages",
          "adapters"),
         rows,
     )  # fmt: skip
@@ -127,7 +128,7 @@ def _tenants(shown: Between, rows: int) -> Table:
     )
     return _table(
         "Tenants",
-        ("project", "running", "waiting", "pages", "prompt tok/s", "waiting s/s"),
+        ("project", "running", "waiting", "pages", "prompt/s", "waiting s/s"),
         [
             [
                 called.get(tenant, tenant[:12]),
@@ -169,7 +170,7 @@ def _adapters(shown: Between, rows: int) -> Table:
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", expand=True, show_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
     for place, name in enumerate(names):
         table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
     for row in rows:

@@ -103,6 +103,7 @@ class Routes:
         request, reply = Request(scope, receive), Reply(send, new_id("req"))
         if self._do.tracing is not None and "POST" in route.methods:
             reply.trace = self._do.tracing.begin(request, route.name, reply.request_id)
+            reply.facts["trace"] = reply.trace.id  # so that a log line finds its spans
         try:
             request.require_method(*route.methods)
             await route.handle(request, reply)

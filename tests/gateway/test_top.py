@@ -58,9 +58,9 @@ def test_a_counter_that_fell_began_anew():
 def test_tenants_and_adapters_are_shown_by_name_and_names_are_no_markup(shown):
     text = drawn(shown)
     tenant = next(line for line in text.splitlines() if "[red]acme" in line)
-    assert tenant.split() == ["[red]acme", "│", "3", "│", "2", "│", "7", "│", "200", "│", "0.00"]
+    assert tenant.split() == ["[red]acme", "3", "2", "7", "200", "0.00"]
     adapter = next(line for line in text.splitlines() if "support" in line)
-    assert [cell.strip() for cell in adapter.split("│")][:4] == ["support", "device", "3", "4"]
+    assert adapter.split()[:4] == ["support", "device", "3", "4"]
     assert "1 engines ready" in text
     assert "10.0 answers/s" in text
 

@@ -72,6 +72,15 @@ async def test_a_request_is_one_trace_and_its_engine_hears_of_it(tmp_path, spans
     assert http.attributes["loratorio.project.id"]
 
 
+async def test_the_log_line_names_the_trace(tmp_path, spans, capsys):
+    async with serving(tmp_path, tracing=Tracing(spans.provider)) as server:
+        await ask(server.port, post(chat(), f"traceparent: {TRACEPARENT}"))
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "/v1/chat" in line]
+    assert f"trace={TRACE}" in line
+    assert "project=prj_acme" in line
+    assert SECRET not in line
+
+
 async def test_neither_prompts_nor_answers_nor_keys_are_in_a_span(tmp_path, spans):
     async with serving(tmp_path, tracing=Tracing(spans.provider)) as server:
         await ask(server.port, post(chat()))
