@@ -96,6 +96,16 @@ def backend(request: pytest.FixtureRequest) -> str:
     return kind
 
 
+BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def sqlite_unless_both(request: pytest.FixtureRequest) -> str:
+    """A ``backend`` for a file of tests of which only those marked ``BOTH`` need Postgres too."""
+    kind: str = getattr(request, "param", "sqlite")
+    return kind
+
+
 @pytest.fixture
 def database_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database, not migrated."""

@@ -18,14 +18,9 @@ from gateway.limits.service import LimitService
 from tests.fakes.clock import until
 from tests.gateway.batching import CHAT, batching, line
 from tests.gateway.serving import BASE
+from tests.services import BOTH, sqlite_unless_both
 
-BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
-
-
-@pytest.fixture
-def backend(request):
-    """SQLite, where a test does not ask for both."""
-    return getattr(request, "param", "sqlite")
+backend = sqlite_unless_both
 
 
 @pytest.fixture

@@ -11,14 +11,9 @@ from gateway.files.store import FileStore
 from gateway.files.sweep import SETTLED_S, FileSweep
 from tests.fakes.clock import until
 from tests.gateway.batching import batching, line
+from tests.services import BOTH, sqlite_unless_both
 
-BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
-
-
-@pytest.fixture
-def backend(request):
-    """SQLite, where a test does not ask for both."""
-    return getattr(request, "param", "sqlite")
+backend = sqlite_unless_both
 
 
 @pytest.fixture

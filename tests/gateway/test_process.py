@@ -14,31 +14,17 @@ from openai import AsyncOpenAI, AuthenticationError
 from gateway.cli.probe import is_ready
 from gateway.config import Settings
 from gateway.db import Database
-from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
 from gateway.listener import Listener
-from migrations import runner
 from tests.e2e.server import free_ports
 from tests.fakes.engine import FakeEngine
 from tests.gateway.serving import BASE, ask, build_model_dir
+from tests.stack import tenant_in
 
 pytestmark = pytest.mark.slow
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ROOT = Path(__file__).parents[2]
-
-
-async def make_tenant(settings: Settings) -> str:
-    """Migrate, and return the key of a new tenant."""
-    database = Database(settings.database)
-    await runner.upgrade(database)
-    async with database.publish() as session:
-        service = IdentityService(session, datetime.now(UTC))
-        project = await service.create_project("acme")
-        peppers = Peppers.load(settings.pepper, settings.pepper_file)
-        key = service.issue(project, KeyTerms(), peppers=peppers)
-    await database.close()
-    return key.text
 
 
 @asynccontextmanager
@@ -69,7 +55,7 @@ async def test_serves_revokes_within_a_second_and_lets_streams_finish(tmp_path):
         port=port, metrics_port=metrics_port,
     )  # fmt: skip
     settings.data_dir.mkdir()
-    key = await make_tenant(settings)
+    _organisation, key = await tenant_in(settings, KeyTerms())
     base_url = f"http://127.0.0.1:{settings.port}/v1"
     async with (
         FakeEngine(settings.engines[0]) as engine,

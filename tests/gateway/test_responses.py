@@ -23,6 +23,7 @@ from tests.gateway.serving import (
     serving,
 )
 from tests.gateway.test_tools import CALL, QWEN
+from tests.services import BOTH, sqlite_unless_both
 
 EVENTS = TypeAdapter(ResponseStreamEvent)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -30,13 +31,7 @@ WEATHER = {"type": "function", "name": "weather", "description": "Knows.", "stri
            "parameters": CITY}  # fmt: skip
 
 
-BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
-
-
-@pytest.fixture
-def backend(request):
-    """SQLite, where a test does not ask for both."""
-    return getattr(request, "param", "sqlite")
+backend = sqlite_unless_both
 
 
 @pytest.fixture
