@@ -18,7 +18,7 @@ import torch
 
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
-from engine.layers.eight import W8, fuse_bytes, pack_bytes
+from engine.layers.eight import W8, fits, fuse_bytes, pack_bytes
 from engine.layers.embedding import Embedding, Head
 from engine.layers.half import Half
 from engine.layers.int4 import FewOrMany, Int4
@@ -154,8 +154,8 @@ class Weights:
         if place.device.type != "cpu" and len(packed) == len(weights):
             parts = [pack(weight, place.device, dtype) for weight in fuse(packed)]
             return W4(parts, size, dtype=dtype, bias=bias, deterministic=place.deterministic)
-        narrow = [w for w in weights if not isinstance(w, torch.Tensor)]
-        if place.device.type != "cpu" and len(narrow) == len(weights) and not packed:
+        narrow = [w for w in weights if not isinstance(w, torch.Tensor) and fits(w)]
+        if place.device.type != "cpu" and len(narrow) == len(weights):
             bytewise = fuse_bytes([pack_bytes(weight, place.device) for weight in narrow])
             return W8(bytewise, dtype=dtype, bias=bias, deterministic=place.deterministic)
         few = self._few(packed, bias) if len(packed) == len(weights) else None

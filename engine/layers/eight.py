@@ -14,6 +14,7 @@ from engine.quant.formats import Quantised
 from kernels.matmul_w8a16 import matmul_w8a16, matmul_w8a16_parts
 from kernels.w8_weight import W8Weight
 
+GROUP = 32  # rows of the smallest group, of which others are multiples
 HALF = 128  # what codes of integers have more than the integers
 
 
@@ -52,6 +53,13 @@ class W8:
         return y if self._bias is None else y.add_(self._bias)
 
 
+def fits(weight: Quantised | Float8) -> bool:
+    """Whether the kernel takes it: 8 bits, groups of whole columns or of a multiple of 32 rows."""
+    if isinstance(weight, Float8):
+        return weight.group >= weight.values.shape[1] or weight.group % GROUP == 0
+    return weight.bits == 8
+
+
 def fuse_bytes(weights: Sequence[W8Weight]) -> list[W8Weight]:
     """One weight where the modules are stored alike, else those given."""
     if len(weights) == 1 or not all(_alike(a, b) for a, b in pairwise(weights)):
@@ -83,7 +91,7 @@ def pack_bytes(weight: Quantised | Float8, device: torch.device) -> W8Weight:
         return W8Weight(
             values=weight.values.to(device).contiguous(),
             scales=weight.scales.t().to(device).contiguous(),
-            group=weight.group,
+            group=min(weight.group, weight.values.shape[1]),
         )
     zeros = weight.zeros.to(device) - HALF
     codes = weight.codes.to(device).t().contiguous()

@@ -97,9 +97,11 @@ def byte_module(
     return parts | {"weight": values, name or "weight_scale": scales}, dense
 
 
-def write_bytes(path: Path, layout: ByteLayout) -> tuple[Tensors, Tensors, dict[str, Any]]:
+def write_bytes(
+    path: Path, layout: ByteLayout, shape: Shape | None = None
+) -> tuple[Tensors, Tensors, dict[str, Any]]:
     """A checkpoint with these linears: stored tensors, dense ones, config."""
-    shape = Shape()
+    shape = shape or Shape()
     plain = write_checkpoint(path, shape)
     random = torch.Generator().manual_seed(1)
     stored, dense = dict(plain.dense), dict(plain.dense)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.layers.eight import W8, fuse_bytes, pack_bytes
+from engine.layers.eight import W8, fits, fuse_bytes, pack_bytes
 from engine.quant.bytewise import unpack_bytes
 from engine.quant.configs import read_scheme
 from engine.quant.formats import PackedTensors, unpack
@@ -32,6 +32,14 @@ def test_a_product_is_that_of_the_dense_weight(layout):
     x, bias = torch.randn(5, 256), torch.randn(96)
     expected = torch.nn.functional.linear(x, dense, bias)
     torch.testing.assert_close(product([pack_bytes(weight, CPU)], x, bias), expected)
+
+
+def test_blocks_wider_than_a_weight_are_its_columns_and_odd_ones_do_not_fit():
+    wide, dense = read(ByteLayout("float", "block", method="fp8", block=(64, 512)))
+    x = torch.randn(2, 256)
+    assert fits(wide)
+    torch.testing.assert_close(product([pack_bytes(wide, CPU)], x), x @ dense.t())
+    assert not fits(read(ByteLayout("float", "block", method="fp8", block=(8, 40)))[0])
 
 
 @pytest.mark.parametrize("act_order", [False, True])

@@ -15,6 +15,7 @@ import pytest
 from engine.bench.checkpoints import CheckpointWriter
 from engine.bench.correct import DECODED, PROMPT, TOLERANCE
 from engine.bench.shapes import LLAMA_8B, LLAMA_70B
+from tests.engine.bytes_checkpoints import BYTE_LAYOUTS, write_bytes
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -79,6 +80,26 @@ def test_a_small_model_of_every_kind_matches_its_dequantised_weights(name, tmp_p
     assert found["divergence"] <= 1e-3
     assert found["compiled"] == 0
     assert found["unlike serial"] == []
+
+
+@pytest.mark.parametrize("layout", BYTE_LAYOUTS, ids=str)
+def test_weights_of_a_byte_match_their_dequantised_ones(layout, tmp_path):
+    write_bytes(tmp_path, layout, Shape(**SMALL))
+    found = tried(tmp_path, "--divergence", "--adapters", "6", "--deterministic")
+    assert found["worst"] <= TOLERANCE
+    assert found["divergence"] <= 1e-3
+    assert found["compiled"] == 0
+    assert found["unlike serial"] == []
+
+
+@pytest.mark.parametrize("mode", [[], ["--deterministic"]])
+def test_pages_and_a_head_of_8_bits_match_the_definition_that_rounds_so_too(mode, tmp_path):
+    path = write_checkpoint(tmp_path, Shape(**SMALL), Layout("gptq", 64)).path
+    narrow = ("--kv-cache-dtype", "fp8", "--head-dtype", "int8")
+    found = tried(path, "--divergence", "--adapters", "6", *narrow, *mode)
+    assert found["worst"] <= 2 * TOLERANCE  # what was all but a tie is rounded the other way
+    assert found["divergence"] <= 3e-3
+    assert found["compiled"] == 0
 
 
 @pytest.mark.skipif(not os.environ.get("LORATORIO_TEST_70B"), reason="writes 45 GB to disk")
