@@ -23,7 +23,7 @@ from gateway.limits.repository import LimitRepository
 from gateway.limits.rules import Rule
 from gateway.limits.store import Kind
 from gateway.spending import only_of
-from gateway.usage.report import Only
+from gateway.usage.report import Only, Window
 
 MOST_SHOWN = 60
 UTC_ZONE = ZoneInfo("UTC")
@@ -147,8 +147,8 @@ async def _course(visit: Visit, period: Period, time_zone: str, only: Only, mode
 
 async def _last_month(visit: Visit, month: Period) -> int:
     before = period_at(month.start - timedelta(days=1), MONTH, "UTC")
-    usage = await visit.report().between([before.start, before.end])
-    return sum(each.cost.total for each in usage[0].values())
+    usage = await visit.report().within(Window(before.start, before.end))
+    return sum(each.cost.total for each in usage.values())
 
 
 def _figure(course: Course, month: Period, cap: int | None, now: datetime) -> Figure:

@@ -88,7 +88,7 @@ async def explore(visit: Visit) -> Content:
     if question.by == NONE:
         series = tuple(Series(metric.name, each.values) for each in series)
     lines = _lines(buckets, metric)
-    whole = await report.lines(span.window, ("project_id", "model"))
+    whole = await report.within(span.window, group_by=("project_id", "model"))
     return {
         "question": question, "span": span, "ranges": RANGES, "intervals": INTERVALS,
         "metrics": {key: each.name for key, each in METRICS.items()},
@@ -105,10 +105,10 @@ async def explore(visit: Visit) -> Content:
         "whole": sum(metric.of(usage) for _, usage in lines),
         "text": UNITS[metric.unit],
         "project_choices": sorted(
-            ((each, names.projects.get(each, each)) for each in {line.group[0] for line in whole}),
+            ((each, names.projects.get(each, each)) for each in {project for project, _ in whole}),
             key=lambda choice: choice[1],
         ),
-        "model_choices": [(each, each) for each in sorted({line.group[1] for line in whole})],
+        "model_choices": [(each, each) for each in sorted({model for _, model in whole})],
     }  # fmt: skip
 
 

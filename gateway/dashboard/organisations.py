@@ -24,8 +24,10 @@ async def organisations(visit: Visit) -> dict[str, Any]:
         if wanted in row.name.lower() or wanted == row.id
     ]
     spent = {
-        line.group[0]: line.usage
-        for line in await visit.report().lines(span.window, ("organisation_id",))
+        name: usage
+        for (name,), usage in (
+            await visit.report().within(span.window, group_by=("organisation_id",))
+        ).items()
     }
     order = sorted(rows, key=lambda row: (-spent.get(row.id, Usage()).cost.total, row.name))
     return {

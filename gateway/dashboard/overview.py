@@ -64,7 +64,7 @@ async def overview(visit: Visit) -> dict[str, Any]:
         "span": span,
         "ranges": RANGES,
         "usage": usage,
-        "before": await report.total(span.before),
+        "before": sum((await report.within(span.before)).values(), Usage()),
         "unpriced_note": _unpriced(usage),
         "spend": _spend(span, buckets),
         "requests": _requests(span, buckets),

@@ -96,7 +96,7 @@ class Site:
             if page.of_one and not organisation:
                 target = quote(f"{ROOT}{page.path}", safe="")
                 return RedirectResponse(f"{ROOT}/organisations?for={target}", HTTPStatus.SEE_OTHER)
-            name = await self._name_of(organisation)
+            name = viewer.organisation_name or await self._name_of(organisation)
             call = Call(request, page, viewer, organisation, name)
             return await (self._act(call) if request.method == "POST" else self._show(call, {}))
 

@@ -1,0 +1,116 @@
+"""Fills a database with tenants and their roll-ups, inside the database itself."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from gateway.db import Database
+from gateway.identity.logins import LoginService
+from gateway.identity.models import User
+from gateway.identity.organisation_repository import OrganisationRepository
+from gateway.identity.passwords import Passwords
+from gateway.identity.pepper import Peppers
+from gateway.identity.service import IdentityService, KeyTerms
+from gateway.ids import new_id
+from gateway.limits.models import Level
+from gateway.limits.rules import Rates, Subject
+from gateway.limits.service import LimitService
+
+DAYS = 90
+SLOTS = DAYS * 96
+MODELS, KEYS, CUSTOMERS = 8, 4, 50
+PASSWORD = "as long as it is wide"
+
+# Row n is of tenant n % tenants; slots, models, keys and customers go round at their own pace.
+ROLLUPS = """
+INSERT INTO usage_rollup (slot, project_id, period, key_id, user_id, tier, model, base_model,
+  adapter_id, endpoint, price_id, organisation_id, events, requests, unpriced, prompt_tokens,
+  cached_tokens, completion_tokens, storage_byte_hours, input_nano, cached_nano, output_nano,
+  storage_nano)
+SELECT {slot}, p.project_id, {period}, p.key_id, 'customer-' || (n * 7 % {customers}), 'default',
+  'model-' || (n % {models}), 'base', '', 'chat.completions', 'prc_1', p.organisation_id,
+  5, 5, 0, 4000, 800, 900, 0, 8000000, 200000, 9000000, 0
+FROM {series} JOIN bench_place p ON p.place = n % {places}
+"""
+PACES = """
+INSERT INTO usage_pace (slot, project_id, model, kind, step, organisation_id, requests)
+SELECT slot, project_id, model, k.kind, k.step, organisation_id, sum(requests)
+FROM usage_rollup CROSS JOIN (SELECT 'completed' AS kind, 0 AS step UNION ALL SELECT 'first', 140
+  UNION ALL SELECT 'first', 146 UNION ALL SELECT 'token', 118) k
+GROUP BY slot, project_id, model, k.kind, k.step, organisation_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    rows: int
+    tenants: int
+
+
+async def fill(database: Database, size: Size, peppers: Peppers) -> dict[str, str]:
+    """Returns who signs in, and the password of both."""
+    now = datetime.now(UTC)
+    hashed = await Passwords().hash(PASSWORD)
+    places: list[dict[str, object]] = []
+    async with database.publish() as session:
+        service = IdentityService(session, now)
+        for number in range(size.tenants):
+            project = await service.create_project("web", f"tenant-{number}")
+            key_ids = [
+                service.issue(project, KeyTerms(name=f"key-{k}"), peppers=peppers).id
+                for k in range(KEYS)
+            ]
+            places += [
+                {"place": number + k * size.tenants, "o": project.organisation_id,
+                 "p": project.id, "k": key}
+                for k, key in enumerate(key_ids)
+            ]  # fmt: skip
+        await session.flush()
+        owner = str(places[0]["o"])
+        user = User(id=new_id("user"), organisation_id=owner, email="owner@bench", name="Owner",
+                    role="owner", created_at=now, removed_at=None)  # fmt: skip
+        OrganisationRepository(session, owner).add(user)
+        await session.flush()
+        logins = LoginService(session, now)
+        await logins.make(user, hashed)
+        await logins.make_operator("operator@bench", hashed)
+        limits = LimitService(session, owner, now)
+        subject = Subject(Level.ORGANISATION, owner)
+        await limits.set_rates(subject, Rates(requests_per_minute=600))
+        await limits.set_budget(subject, "month", 10**13)
+    await _roll(database, size, places, now)
+    return {"owner": "owner@bench", "operator": "operator@bench", "password": PASSWORD}
+
+
+async def _roll(
+    database: Database, size: Size, places: list[dict[str, object]], now: datetime
+) -> None:
+    first = (now - timedelta(days=DAYS)).replace(minute=0, second=0, microsecond=0)
+    engine = create_async_engine(database.engine.url)  # without our time-outs
+    postgres = engine.dialect.name == "postgresql"
+    async with engine.begin() as session:
+        await session.execute(
+            text("CREATE TABLE bench_place (place INTEGER PRIMARY KEY, organisation_id TEXT,"
+                 " project_id TEXT, key_id TEXT)")
+        )  # fmt: skip
+        await session.execute(text("INSERT INTO bench_place VALUES (:place, :o, :p, :k)"), places)
+        minutes = f"15 * (n / {len(places)} % {SLOTS})"
+        start = f"{first:%Y-%m-%d %H:%M:%S}"
+        shape = {
+            "customers": CUSTOMERS, "models": MODELS, "places": len(places),
+            "slot": f"timestamptz '{start}+00' + make_interval(mins => ({minutes})::int)"
+            if postgres
+            else f"strftime('%Y-%m-%d %H:%M:%S.000000', '{start}', ({minutes}) || ' minutes')",
+            "period": f"date '{now:%Y-%m}-01'" if postgres else f"'{now:%Y-%m}-01'",
+            "series": f"generate_series(0, {size.rows - 1}) n"
+            if postgres
+            else f"(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s"
+                 f" WHERE n < {size.rows - 1}) SELECT n FROM s)",
+        }  # fmt: skip
+        await session.execute(text(ROLLUPS.format(**shape)))
+        await session.execute(text(PACES))
+        await session.execute(text("DROP TABLE bench_place"))
+        await session.execute(text("ANALYZE"))
+    await engine.dispose()
