@@ -107,7 +107,7 @@ def _engine(shown: Between) -> Table:
     ]
     return _table(
         "Engine",
-        ("running", "waiting", "prompt/s", "answer/s", "passes/s", "pass", "pages",
+        ("run", "wait", "prompt/s", "answer/s", "pass/s", "pass", "pages",
          "adapters"),
         rows,
     )  # fmt: skip
