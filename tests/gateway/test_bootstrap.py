@@ -10,6 +10,8 @@ from gateway.bootstrap import KEYS_FILE, ensure_demo, ensure_tenants
 from gateway.config import ConfigError, Secret, Settings
 from gateway.db import Database
 from gateway.errors import InvalidRequest, ResourceNotFound
+from gateway.identity.logins import Logins
+from gateway.identity.passwords import Passwords
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService
 from gateway.snapshot import LiveSnapshot
@@ -52,6 +54,20 @@ async def test_the_demo_has_two_tenants_and_an_admin_key(settings, adapters):
     assert live.authenticate(access.admin_key).admin
     async with database.reading() as session:
         assert len(await LedgerRepository(session).prices()) == 1
+    await database.close()
+
+
+async def test_the_demo_has_people_who_can_sign_in(settings, adapters):
+    access = await ensure_demo(settings, adapters)
+    assert [each.may for each in access.logins] == ["operator", "owner", "viewer", "billing"]
+    assert len({each.password for each in access.logins}) == 4
+    database = Database(settings.database)
+    logins = Logins(database, Passwords())
+    for each in access.logins:
+        cookie = await logins.sign_in(each.email, each.password, address="", browser="")
+        viewer = await logins.viewer(cookie)
+        assert viewer is not None
+        assert (viewer.email, str(viewer.role or "operator")) == (each.email, each.may)
     await database.close()
 
 
