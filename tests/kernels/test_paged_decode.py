@@ -73,7 +73,8 @@ def test_matches_the_reference_on_keys_of_8_bits(
     rows = [6, 0, 0, 3, 1]
     actual = decode(q, contexts, rows, window=window, deterministic=deterministic)
     expected = decode(q, contexts, rows, paged_decode_reference, window=window)
-    assert_near(actual, expected, dtype)
+    is_wide = device == "cuda" and dtype == torch.float32  # multiplied as float16 there
+    assert_near(actual, expected, torch.float16 if is_wide else dtype)
 
 
 def test_keys_of_8_bits_attend_almost_as_wide_ones(device):

@@ -76,7 +76,8 @@ def test_matches_the_reference_on_keys_of_8_bits(
     q = queries(90, query_heads, head_dim, dtype, device)
     actual = prefill(q, contexts, CHUNKS, window=window, deterministic=deterministic)
     expected = prefill(q, contexts, CHUNKS, ragged_prefill_reference, window=window)
-    assert_near(actual, expected, dtype)
+    is_wide = device == "cuda" and dtype == torch.float32  # multiplied as float16 there
+    assert_near(actual, expected, torch.float16 if is_wide else dtype)
 
 
 @pytest.mark.parametrize(("window", "narrow"), [(0, False), (40, False), (0, True)])
