@@ -16,7 +16,7 @@ from tests.gateway.test_admin_cli import Shell
 
 READ_ONLY = {
     "tenant list", "key list", "adapter list", "credit list", "price list", "period list", "usage",
-    "reconcile",
+    "reconcile", "export", "doctor", "top", "user list", "sink list",
 }  # fmt: skip
 # Through the API; its own notes; no tenant's; the log's own
 ELSEWHERE = {"adapter push", "apply", "prepare", "settle"}
@@ -72,6 +72,10 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
     do("price", "set", "smol", "--input", "1", "--cached-input", "1", "--output", "1")
     do("price", "reprice", "--from", "2026-01-01")
     do("period", "close", "2026-01")
+    invited = do("user", "add", "ada@acme.example", "--organisation", "default")
+    changed = do("user", "password", "ada@acme.example")
+    do("user", "revoke", "ada@acme.example")
+    do("sink", "customer", "stripe", "default", "cus_1")
     do("tenant", "revoke", "acme")
     assert done.keys() | READ_ONLY | ELSEWHERE == commands()
 
@@ -81,12 +85,14 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
         "project.updated", "api_key.created", "api_key.created", "api_key.created",
         "api_key.updated", "api_key.deleted",
         "adapter.created", "adapter.retired", "credit.granted", "price.created", "price.repriced",
-        "period.closed", "project.archived",
+        "period.closed", "user.added", "login.created", "login.updated", "login.deleted",
+        "sink.customer_named", "project.archived",
     ]  # fmt: skip
     assert {event.actor_type for event in found} == {"operator"}
     assert all(event.actor_id for event in found)
     told = repr([event.change for event in found])
-    for secret in (key["key"], admin["key"], turned["key"]):
+    secrets = (key["key"], admin["key"], turned["key"], invited["password"], changed["password"])
+    for secret in secrets:
         assert secret not in told
         assert secret[-40:] not in told
 
