@@ -197,7 +197,7 @@ class Weights:
         device = self.place.device  # a GPU unpacks a large model in seconds
         tensors = {part: self._checkpoint.tensor(f"{module}.{part}").to(device) for part in parts}
         self._used.update(f"{module}.{part}" for part in parts)
-        self.quantization = method_of(tensors, size)
+        self.quantization = method_of(tensors, size, claim)
         return packing.unpack(module, tensors, size, claim)
 
     def _dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -85,11 +85,11 @@ def packing_of(module: str, stored: Mapping[str, Stored]) -> Packing | None:
     return PACKINGS[found[0]]
 
 
-def method_of(tensors: Tensors, size: Size) -> Method:
-    """By which method a module of this ``size`` was packed."""
+def method_of(tensors: Tensors, size: Size, claim: Claim) -> Method:
+    """By which method a module of this ``size`` was packed. Bytes of several look alike."""
     if "weight" in tensors:
         inverse = "weight_scale_inv" in tensors
-        return "fp8" if inverse else "compressed-tensors"
+        return claim.method or ("fp8" if inverse else "compressed-tensors")
     if "weight_packed" in tensors:
         return "compressed-tensors"
     return "awq" if tensors["qweight"].shape[0] == size[0] else "gptq"

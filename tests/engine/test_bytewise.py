@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from engine.composition import build_runner
+from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid
 from engine.quant.bytewise import Float8, unpack_bytes
 from engine.quant.configs import read_scheme
@@ -73,6 +75,13 @@ def test_a_tensor_that_is_not_as_expected_is_named(part, tensor, said):
     with pytest.raises(CheckpointInvalid, match=MODULE) as caught:
         unpack_bytes(MODULE, tensors, (128, 8), claim)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors"])
+def test_an_engine_says_what_the_config_calls_it(tmp_path, method):
+    write_bytes(tmp_path, ByteLayout("float", "tensor", method=method))
+    config = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32")
+    assert build_runner(config).base.quantization == method
 
 
 def test_blocks_that_do_not_fit_are_refused():
