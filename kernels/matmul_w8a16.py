@@ -22,6 +22,17 @@ from kernels.w8_weight import W8Weight, dequantize_w8
 ROWS_AT_ONCE = 64  # in deterministic mode, of the one tile there is
 
 
+@triton.jit
+def _from_integers(codes, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int8 as a type that holds it. Behind 0x64, as float16, a byte is 1024 and itself: the
+    compiler's own conversion goes by way of a slow unit there."""
+    if tl.float16 != TYPE:
+        return codes.to(TYPE)
+    else:
+        bits = (codes.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
+        return bits.to(tl.float16, bitcast=True) - 1152.0
+
+
 @triton.jit(do_not_specialize=["M", "per"])
 def _matmul_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -66,7 +77,7 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
         if values_ptr.dtype.element_ty == tl.uint8:
             w = from_codes(codes, CT)
         else:
-            w = codes.to(CT)
+            w = _from_integers(codes, CT)
             if zeros_ptr is not None:
                 w -= tl.load(zeros_ptr + first // GROUP * N + column).to(CT)[:, None]
         if GROUP < K:
