@@ -46,8 +46,8 @@ SPECIAL |= {
 # Only appended to, and some of it not by tenants.
 MAY = {
     "price": "SELECT",
-    "sink_customer": "",
-    "sink_delivery": "",
+    "sink_customer": "SELECT",
+    "sink_delivery": "SELECT",
     "usage_dropped_charge": "SELECT",
     "usage_event": "SELECT",
     "usage_pace": "SELECT",
