@@ -12,9 +12,9 @@ from gateway.admin.paths import ONE, ROOT
 from gateway.admin.shapes import Json, page
 from gateway.errors import Conflict, ResourceNotFound
 from gateway.identity.models import ProjectUser, Role, User
-from gateway.identity.people import checked_email, checked_person
+from gateway.identity.people import checked_email
 from gateway.identity.rights import Right, require_grant
-from gateway.ids import new_id
+from gateway.identity.staff import Staff
 
 
 def add_people(router: APIRouter, desk: AdminDesk) -> None:
@@ -31,52 +31,29 @@ def add_people(router: APIRouter, desk: AdminDesk) -> None:
         body = await body_of(request)
         async with desk.changing(request) as visit:
             role = role_in(body)
-            require_grant(visit.who, role)
-            email = checked_email(text_of(body, "email"))
-            if any(row.email == email for row in await visit.rows.people()):
-                raise Conflict("there is a user with this address", param="email")
-            row = User(
-                id=new_id("user"),
-                organisation_id=visit.who.organisation,
-                email=email,
-                name=checked_person(text_of(body, "name")),
-                role=role,
-                created_at=visit.now,
-                removed_at=None,
-            )
-            visit.rows.add(row)
+            row = await _staff(visit).add(text_of(body, "email"), text_of(body, "name"), role)
             await visit.note("user.added", row.id, role=role)
             return shapes.user(row)
 
     @router.get(ROOT + "/users/{user_id}", **desk.needs(Right.READ))
     async def retrieve_user(request: Request, user_id: str) -> Json:
         async with desk.reading(request) as visit:
-            return shapes.user(await _person(visit, user_id))
+            return shapes.user(await _staff(visit).person(user_id))
 
     @router.post(ROOT + "/users/{user_id}", **desk.needs(Right.PEOPLE))
     async def change_user(request: Request, user_id: str) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:
-            row = await _person(visit, user_id)
-            if body.get("role") is not None:
-                before, role = Role(row.role), role_in(body)
-                require_grant(visit.who, before)
-                require_grant(visit.who, role)
-                row.role = role
-                await visit.note("user.updated", row.id, role=role, before=before)
+            if body.get("role") is None:
+                return shapes.user(await _staff(visit).person(user_id))
+            row, before = await _staff(visit).give_role(user_id, role_in(body))
+            await visit.note("user.updated", row.id, role=row.role, before=before)
             return shapes.user(row)
 
     @router.delete(ROOT + "/users/{user_id}", **desk.needs(Right.PEOPLE))
     async def delete_user(request: Request, user_id: str) -> Json:
         async with desk.changing(request) as visit:
-            row = await _person(visit, user_id)
-            require_grant(visit.who, Role(row.role))
-            row.removed_at = visit.now
-            for key in await visit.rows.keys_of(row):
-                key.revoked_at = visit.now
-            for member in await visit.rows.members():
-                if member.user_id == row.id:
-                    await visit.rows.remove(member)
+            row = await _staff(visit).remove(user_id)
             await visit.note("user.deleted", row.id)
             return {"id": row.id, "deleted": True, "object": "organization.user.deleted"}
 
@@ -136,17 +113,14 @@ def add_members(router: APIRouter, desk: AdminDesk) -> None:
             return {"id": person.id, "deleted": True, "object": kind}
 
 
-async def _person(visit: Visit, user_id: str) -> User:
-    row = await visit.rows.person(user_id)
-    if row is None:
-        raise ResourceNotFound("no user of this id")
-    return row
+def _staff(visit: Visit) -> Staff:
+    return Staff(visit.rows, visit.who, visit.now)
 
 
 async def _named(visit: Visit, body: Json) -> User:
     """By ``user_id``, or by ``email``."""
     if body.get("user_id") is not None:
-        return await _person(visit, text_of(body, "user_id"))
+        return await _staff(visit).person(text_of(body, "user_id"))
     email = checked_email(text_of(body, "email"))
     for row in await visit.rows.people():
         if row.email == email:
@@ -155,7 +129,7 @@ async def _named(visit: Visit, body: Json) -> User:
 
 
 async def _member(visit: Visit, project_id: str, user_id: str) -> tuple[ProjectUser, User]:
-    project, person = await visit.project(project_id), await _person(visit, user_id)
+    project, person = await visit.project(project_id), await _staff(visit).person(user_id)
     for row in await visit.rows.members(project.id):
         if row.user_id == person.id:
             return row, person

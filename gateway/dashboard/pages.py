@@ -10,6 +10,7 @@ from gateway.dashboard.keys import KEYS
 from gateway.dashboard.organisations import ORGANISATIONS
 from gateway.dashboard.overview import OVERVIEW
 from gateway.dashboard.page import Page
+from gateway.dashboard.people import PEOPLE
 from gateway.dashboard.quotas import QUOTAS
 
 PAGES: tuple[Page, ...] = (
@@ -18,6 +19,7 @@ PAGES: tuple[Page, ...] = (
     QUOTAS,
     BUDGETS,
     ADAPTERS,
+    PEOPLE,
     KEYS,
     AUDIT,
     HEALTH,
