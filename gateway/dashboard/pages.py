@@ -3,6 +3,7 @@
 from gateway.dashboard.account import ACCOUNT
 from gateway.dashboard.adapters import ADAPTERS
 from gateway.dashboard.audit import AUDIT
+from gateway.dashboard.billing import BILLING
 from gateway.dashboard.budgets import BUDGETS
 from gateway.dashboard.explore import EXPLORE
 from gateway.dashboard.health import HEALTH
@@ -16,6 +17,7 @@ from gateway.dashboard.quotas import QUOTAS
 PAGES: tuple[Page, ...] = (
     OVERVIEW,
     EXPLORE,
+    BILLING,
     QUOTAS,
     BUDGETS,
     ADAPTERS,

@@ -67,7 +67,7 @@ async def people(visit: Visit) -> dict[str, Any]:
 
 PEOPLE = Page(
     path="/people",
-    title="Projects and people",
+    title="Projects, people",
     section="Access",
     icon="people",
     template="people.html",
