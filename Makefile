@@ -32,7 +32,8 @@ serve: .venv/run-ready ## serve the demo model and its adapters (Ctrl-C stops)
 
 test: .venv/dev-ready ## run every test that needs no GPU
 	@status=0; \
-	$(BIN)/python -m pytest $(SPREAD) -m "not gpu" $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not e2e" $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest tests/e2e $(ARGS) || status=$$?; \
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) tests/kernels -m "not gpu" || status=$$?; \
 	exit $$status
 

@@ -1,7 +1,7 @@
 """What every tier shares: which tests a machine can run, and how several workers share them.
 
 Under ``pytest -n`` a file's tests stay together, for they share what its fixtures make, and so do
-all that start the demo server, or the dashboard and its browser.
+all that start the dashboard and its browser.
 """
 
 import importlib.util
@@ -10,9 +10,9 @@ import os
 import pytest
 
 # Take longest; begun first, they do not leave one worker alone at the end.
-FIRST = ("tests/e2e/", "tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
+FIRST = ("tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
 # Folders whose files share a server, and so a worker.
-ONE_SERVER = ("tests/e2e", "tests/dashboard")
+ONE_SERVER = ("tests/dashboard",)
 
 
 def pytest_configure() -> None:
