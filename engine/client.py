@@ -137,7 +137,8 @@ class Stream:
         the engine does not answer in time.
         """
         self._leave()
-        await asyncio.wait_for(self._settled.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await self._settled.wait()
         if isinstance(self._failure, EngineLost):
             raise self._failure
         return self.usage
@@ -241,7 +242,8 @@ class EngineClient:
         answer: asyncio.Future[Metrics] = asyncio.get_running_loop().create_future()
         self._metrics.append(answer)
         self.tell(AskMetrics())
-        return (await asyncio.wait_for(answer, timeout_s)).text
+        async with asyncio.timeout(timeout_s):
+            return (await answer).text
 
     async def counts(self, requests: Sequence[str], *, timeout_s: float = 5.0) -> list[Counts]:
         """The engine's own record of these requests, in order. As for ``metrics``."""
@@ -249,14 +251,16 @@ class EngineClient:
         answers: list[asyncio.Future[Counts]] = [loop.create_future() for _ in requests]
         self._counts.extend(answers)
         self.tell(AskCounts(list(requests)))
-        return list(await asyncio.wait_for(asyncio.gather(*answers), timeout_s))
+        async with asyncio.timeout(timeout_s):
+            return list(await asyncio.gather(*answers))
 
     async def recorded(self, start: int, most: int, *, timeout_s: float = 10.0) -> list[Counts]:
         """A page of the engine's own record, oldest first. As for ``metrics``."""
         answer: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
         self._recorded.append(answer)
         self.tell(AskRecorded(start, most))
-        return (await asyncio.wait_for(answer, timeout_s)).counts
+        async with asyncio.timeout(timeout_s):
+            return (await answer).counts
 
     async def reference(
         self,
@@ -272,7 +276,8 @@ class EngineClient:
         self._verdicts[request] = answer
         self.tell(AskReference(request, adapter, list(tokens), [list(top) for top in tops]))
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         finally:
             self._verdicts.pop(request, None)
 

@@ -195,7 +195,8 @@ class LiveSnapshot:
         reachable = True
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hint.wait(), self._poll_s)
+                async with asyncio.timeout(self._poll_s):
+                    await self._hint.wait()
             self._hint.clear()
             try:
                 await self.refresh()

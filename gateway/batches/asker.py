@@ -179,7 +179,8 @@ def _behind(endpoint: Endpoint, attempt: str) -> Endpoint:
 async def pause(stop: asyncio.Event, seconds: float) -> None:
     """Ends early where it is told to stop."""
     try:
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
     except TimeoutError:
         return
 

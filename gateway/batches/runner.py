@@ -53,7 +53,8 @@ class Runner:
                         log.warning("batches wait: %s", error)
                     reachable = False
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hint.wait(), POLL_S)
+                    async with asyncio.timeout(POLL_S):
+                        await self._hint.wait()
                 self._hint.clear()
 
     async def _take_some(self, group: asyncio.TaskGroup) -> None:

@@ -79,7 +79,8 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), self._program.stop_seconds)
+            async with asyncio.timeout(self._program.stop_seconds):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()

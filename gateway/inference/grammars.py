@@ -68,9 +68,8 @@ class GrammarCheck:
         """Raises InvalidRequest with the path of what is at fault, or Unavailable."""
         finding = self._find(structure)
         try:
-            found = await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(finding)), SECONDS
-            )  # others may wait for the same
+            async with asyncio.timeout(SECONDS):
+                found = await asyncio.shield(asyncio.wrap_future(finding))  # others may wait too
         except TimeoutError:
             if not finding.running():
                 raise Unavailable(BUSY, retry_after=1.0) from None
