@@ -61,7 +61,7 @@ def test_every_part_of_every_module_is_known(wrapper, name, site, part):
         ("base_model.model.model.embed_tokens.lora_A.weight", Foreign.UNKNOWN),
         (f"base_model.model.{Q}.ia3_l", Foreign.NOT_LORA),
         (f"base_model.model.{Q}.lora_A.other.weight", Foreign.UNKNOWN),
-        (f"base_model.model.vision_tower.{Q}.lora_A.weight", Foreign.UNKNOWN),
+        (f"base_model.model.vision_tower.{Q}.lora_A.weight", Foreign.TOWER),
         ("base_model.model.model.layers.02.self_attn.q_proj.lora_A.weight", Foreign.UNKNOWN),
         ("base_model.model.model.layers.٣.self_attn.q_proj.lora_A.weight", Foreign.UNKNOWN),
         ("base_model.model.model.layers.2.mlp.q_proj.lora_A.weight", Foreign.UNKNOWN),
