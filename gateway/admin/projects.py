@@ -39,8 +39,6 @@ def add_projects(router: APIRouter, desk: AdminDesk) -> None:
     async def archive_project(request: Request, project_id: str) -> Json:
         async with desk.changing(request) as visit:
             row = await visit.project(project_id)
-            row.archived_at = row.archived_at or visit.now
-            for key in await visit.rows.keys(row.id):
-                key.revoked_at = visit.now
+            await visit.rows.archive(row, visit.now)
             await visit.note("project.archived", row.id, row.id)
             return shapes.project(row)

@@ -34,7 +34,7 @@ async def people(visit: Visit) -> dict[str, Any]:
         await visit.rows.members(),
         set((await visit.rows.emails_of_logins()).values()),
     )
-    names = {row.id: row.name for row in projects}
+    keys, names = await visit.rows.key_counts(), {row.id: row.name for row in projects}
     month = timespan_of({"range": "month"}, visit.zone, visit.now)
     used = {
         line.group[0]: line.usage
@@ -44,7 +44,7 @@ async def people(visit: Visit) -> dict[str, Any]:
         "projects": [
             Work(
                 row,
-                len(await visit.rows.keys(row.id)),
+                keys.get(row.id, 0),
                 sum(member.project_id == row.id for member in members),
                 used.get(row.id, Usage()),
             )

@@ -19,9 +19,7 @@ async def create_project(visit: Visit, form: Form) -> Done:
 
 async def archive_project(visit: Visit, form: Form) -> Done:
     row = await visit.project(form.get("project", ""))
-    row.archived_at = row.archived_at or visit.now
-    for key in await visit.rows.keys(row.id):
-        key.revoked_at = visit.now
+    await visit.rows.archive(row, visit.now)
     await visit.note("project.archived", row.id, row.id)
     return Done(f"The project {row.name} is archived, and its keys are revoked.")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import false, or_, select
+from sqlalchemy import false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.identity.models import (
@@ -53,6 +53,23 @@ class OrganisationRepository:
             .order_by(ApiKey.created_at, ApiKey.id)
         )
         return (await self._session.scalars(statement)).all()
+
+    async def key_counts(self) -> dict[str, int]:
+        """Live keys by project."""
+        statement = (
+            select(ApiKey.project_id, func.count())
+            .where(ApiKey.organisation_id == self._organisation, ApiKey.kind == KeyKind.PROJECT)
+            .where(ApiKey.revoked_at.is_(None))
+            .group_by(ApiKey.project_id)
+        )
+        found = await self._session.execute(statement)
+        return {str(project): count for project, count in found}
+
+    async def archive(self, project: Project, now: datetime) -> None:
+        """Its keys end with it."""
+        project.archived_at = project.archived_at or now
+        for key in await self.keys(project.id):
+            key.revoked_at = now
 
     async def accounts(self, project: str) -> Sequence[ServiceAccount]:
         statement = (
