@@ -1,0 +1,1 @@
+"""More than one token a pass: drafts are guessed cheaply and verified together."""
