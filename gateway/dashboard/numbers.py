@@ -100,6 +100,11 @@ def moment(time: datetime | None, zone: ZoneInfo) -> str:
     return DASH if time is None else time.astimezone(zone).strftime("%Y-%m-%d %H:%M")
 
 
+def instant(time: datetime, zone: ZoneInfo) -> str:
+    """To the second."""
+    return time.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def stamp(time: datetime) -> str:
     """For the ``datetime`` of a ``<time>``."""
     return time.isoformat(timespec="seconds")

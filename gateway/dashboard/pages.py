@@ -13,10 +13,12 @@ from gateway.dashboard.overview import OVERVIEW
 from gateway.dashboard.page import Page
 from gateway.dashboard.people import PEOPLE
 from gateway.dashboard.quotas import QUOTAS
+from gateway.dashboard.requests import REQUESTS
 
 PAGES: tuple[Page, ...] = (
     OVERVIEW,
     EXPLORE,
+    REQUESTS,
     BILLING,
     QUOTAS,
     BUDGETS,

@@ -25,7 +25,7 @@ HEADERS = {
 }
 FILTERS = (
     numbers.usd, numbers.exact_usd, numbers.count, numbers.short, numbers.size, numbers.seconds,
-    numbers.span, numbers.moment, numbers.stamp,
+    numbers.span, numbers.moment, numbers.instant, numbers.stamp,
 )  # fmt: skip
 
 

@@ -62,6 +62,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     recovered: bool = False
     started_at: datetime
     finished_at: datetime
+    first_ns: int = 0  # from admission to the first tokens; 0: there were none
+    token_ns: int = 0  # the mean from one token of a choice to the next; 0: there was no next
     log: str = ""
     batch: int = 0
 
@@ -137,4 +139,6 @@ def event_of(
         recovered=recovered,
         started_at=begun,
         finished_at=time_of(finished.at_ns),
+        first_ns=max(0, finished.first_ns),
+        token_ns=max(0, finished.token_ns),
     )

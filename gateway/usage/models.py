@@ -57,6 +57,7 @@ class UsageEvent(Tenanted):
         ),
         CheckConstraint("(kind = 'adjustment') = (corrects IS NOT NULL)", name="corrects"),
         Index(None, "project_id", "day"),
+        Index(None, "organisation_id", "day", "started_at", "id"),  # as the request log reads it
         Index(None, "log", "batch"),
         Index(None, "corrects"),
         {"postgresql_partition_by": "RANGE (day)"},
@@ -96,6 +97,8 @@ class UsageEvent(Tenanted):
     recovered: Mapped[bool]  # its gateway died; the counts are the engine's, or 0
     started_at: Mapped[datetime] = mapped_column(Utc)
     finished_at: Mapped[datetime] = mapped_column(Utc)
+    first_ns: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    token_ns: Mapped[int] = mapped_column(BigInteger, server_default="0")
     log: Mapped[str] = mapped_column(String(40))
     batch: Mapped[int] = mapped_column(BigInteger)
 

@@ -185,4 +185,5 @@ def _event(world: World, place: str, at: datetime, dice: random.Random, number: 
         cost_nano=input_nano + cached_nano + output_nano,
         input_nano=input_nano, cached_nano=cached_nano, output_nano=output_nano, started_at=at,
         finished_at=at + timedelta(seconds=first_s + token_s * output),
+        first_ns=int(first_s * 1e9), token_ns=int(token_s * 1e9),
     )  # fmt: skip

@@ -1,0 +1,78 @@
+"""One request of the log: what each meter was charged, at which price, and what was adjusted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.dashboard.request_line import Line
+from gateway.dashboard.visit import Visit
+from gateway.errors import ResourceNotFound
+from gateway.usage.models import Price, UsageEvent
+from gateway.usage.request_repository import RequestRepository
+
+MILLION = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    name: str
+    tokens: int
+    million_nano: int | None  # what a million cost; None: unpriced
+    cost_nano: int  # when it was charged
+    now_nano: int  # with all adjustments
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    line: Line
+    meters: Sequence[Meter]
+    adjustments: Sequence[UsageEvent]
+
+    @property
+    def cost_nano(self) -> int | None:
+        return self.line.row.cost_nano
+
+    @property
+    def now_nano(self) -> int | None:
+        """None: it has no price yet."""
+        costs = [self.line.row.cost_nano, *(each.cost_nano for each in self.adjustments)]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if known else None
+
+
+async def detail_of(
+    rows: RequestRepository, visit: Visit, line: Callable[[UsageEvent], Line]
+) -> Detail | None:
+    """Of the request that the address names. Raises ResourceNotFound."""
+    if not (request := visit.query.get("request", "").strip()):
+        return None
+    row = await rows.one(request[:64])
+    if row is None:
+        raise ResourceNotFound(
+            f"no request {request[:64]!r} in the ledger: refused ones, and those still running,"
+            " are not in it",
+            param="request",
+        )
+    adjustments = await rows.adjustments(row.id)
+    price = await rows.price(row.price_id) if row.price_id else None
+    return Detail(line(row), meters_of(row, adjustments, price), adjustments)
+
+
+def meters_of(
+    row: UsageEvent, adjustments: Sequence[UsageEvent], price: Price | None
+) -> Sequence[Meter]:
+    """Disjoint: what was cached is no uncached input."""
+    named = (
+        ("Uncached input", row.prompt_tokens - row.cached_tokens, "input_nano", "input_pico"),
+        ("Cached input", row.cached_tokens, "cached_nano", "cached_input_pico"),
+        ("Output", row.completion_tokens, "output_nano", "output_pico"),
+    )
+    return [
+        Meter(
+            name,
+            tokens,
+            getattr(price, pico) * MILLION // 1000 if price else None,
+            getattr(row, nano),
+            getattr(row, nano) + sum(getattr(each, nano) for each in adjustments),
+        )
+        for name, tokens, nano, pico in named
+    ]
