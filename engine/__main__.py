@@ -28,6 +28,7 @@ from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
 from engine.residency import P
 from engine.server import Server
+from engine.tls import Guard, ServerTls, TlsFiles, TlsInvalid, Tokens
 from engine.traces import RequestTraces
 from engine.transport import AddressInvalid
 from engine.vllm_metrics import About
@@ -44,10 +45,11 @@ def main(argv: Sequence[str]) -> int:
         config = command.config
         if not Path(config.model).is_dir():  # said before torch takes its seconds to load
             raise ConfigError(f"--model {config.model}: no such directory")
+        _guard(config)  # and this before the model takes its minutes
         from engine.composition import build_runner
 
         return serve(config, build_runner(config), ready_fd=command.ready_fd)
-    except (EngineError, AddressInvalid, OSError) as error:
+    except (EngineError, AddressInvalid, TlsInvalid, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -78,7 +80,10 @@ def _tool(name: str) -> Callable[[list[str]], int]:
 
 
 def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:
-    """Serve a built model until drained. Raises OSError, AddressInvalid or ConfigError."""
+    """Serve a built model until drained.
+
+    Raises OSError, AddressInvalid, TlsInvalid or ConfigError.
+    """
     boot, metrics = uuid.uuid4().hex, EngineMetrics(built.num_pages, _about(config, built))
     metrics.watch(built.compiled)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
@@ -101,6 +106,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         metrics_text=metrics.text,
         max_write_buffer=config.max_write_buffer,
         reference=built.reference,
+        guard=_guard(config),
     )
     _handle_signals(core.drain)
     server.start()
@@ -124,6 +130,17 @@ def _provider(config: EngineConfig) -> Any:
         return open_provider(config.otlp_traces_endpoint, "loratorio-engine")
     except TracingUnavailable as error:
         raise ConfigError(str(error)) from error
+
+
+def _guard(config: EngineConfig) -> Guard:
+    """Raises TlsInvalid."""
+    tokens = Tokens(Path(config.token_file)) if config.token_file else None
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return Guard(tokens=tokens)
+    authority = Path(config.ssl_ca_certs) if config.ssl_ca_certs else None
+    certificate, key = Path(config.ssl_certfile), Path(config.ssl_keyfile)
+    files = TlsFiles(certificate=certificate, key=key, authority=authority)
+    return Guard(tls=ServerTls(files), tokens=tokens)
 
 
 def _about(config: EngineConfig, built: Built[P]) -> About:

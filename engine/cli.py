@@ -53,7 +53,13 @@ def parse(argv: Sequence[str]) -> Serve | Tool:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     d = DEFAULTS
     parser.add_argument("--model", required=True, metavar="DIR", help="the checkpoint")
-    parser.add_argument("--listen", default=d.listen, metavar="unix:PATH|tcp:HOST:PORT")
+    parser.add_argument("--listen", default=d.listen, metavar="unix:PATH|tcp:HOST:PORT|tls:…")
+    parser.add_argument("--ssl-certfile", metavar="FILE", help="PEM, with its chain, of tls:")
+    parser.add_argument("--ssl-keyfile", metavar="FILE", help="its key; both may be replaced")
+    parser.add_argument(
+        "--ssl-ca-certs", metavar="FILE", help="let in who shows a certificate of one of these"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="let in who knows one of its lines")
     parser.add_argument("--name", default=d.name, help="what gateways see this engine as")
     parser.add_argument("--served-model-name", metavar="NAME", help="of the base, in metrics")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve /metrics by HTTP")
@@ -128,7 +134,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 SAME_NAME = (
-    "model", "listen", "name", "served_model_name", "metrics_port", "metrics_host",
+    "model", "listen", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "token_file",
+    "name", "served_model_name", "metrics_port", "metrics_host",
     "otlp_traces_endpoint",
     "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "head_dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",

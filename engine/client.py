@@ -44,6 +44,7 @@ from engine.protocol import (
     Verdict,
     Welcome,
 )
+from engine.tls import NO_CREDENTIALS, Credentials
 from engine.transport import Connection, ConnectionLost, dial
 
 Answer = TypeVar("Answer", Counts, Metrics, Recorded, Verdict)
@@ -205,13 +206,23 @@ class EngineClient:
         self._reading = asyncio.create_task(self._read(), name=f"engine {welcome.engine}")
 
     @classmethod
-    async def connect(cls, address: str, *, gateway: str, timeout_s: float = 10.0) -> Self:
+    async def connect(
+        cls,
+        address: str,
+        *,
+        gateway: str,
+        credentials: Credentials = NO_CREDENTIALS,
+        timeout_s: float = 10.0,
+    ) -> Self:
         """Dial and greet. Raises EngineLost, or AddressInvalid."""
+        tokens = credentials.tokens
+        hello = Hello(gateway, token=None if tokens is None else tokens.shown)
         try:
             async with asyncio.timeout(timeout_s):
-                connection = Connection[ToGateway, ToEngine](*await dial(address), ToGateway)
+                ends = await dial(address, credentials.tls)
+                connection = Connection[ToGateway, ToEngine](*ends, ToGateway)
                 try:
-                    return cls(connection, await _greet(connection, gateway))
+                    return cls(connection, await _greet(connection, hello))
                 except BaseException:
                     connection.abort()
                     raise
@@ -382,8 +393,8 @@ class EngineClient:
         self._ended.set()
 
 
-async def _greet(connection: Connection[ToGateway, ToEngine], gateway: str) -> Welcome:
-    await connection.send(Hello(gateway))
+async def _greet(connection: Connection[ToGateway, ToEngine], hello: Hello) -> Welcome:
+    await connection.send(hello)
     answer = await connection.receive()
     if isinstance(answer, Welcome):
         return answer

@@ -42,7 +42,11 @@ class HeadDtype(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: str  # directory of the checkpoint
-    listen: str = "unix:engine.sock"  # unix:PATH or tcp:HOST:PORT
+    listen: str = "unix:engine.sock"  # unix:PATH, tcp:HOST:PORT or tls:HOST:PORT
+    ssl_certfile: str | None = None  # of tls:, PEM, with its chain
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None  # gateways must show a certificate of one of these
+    token_file: str | None = None  # gateways must show a token of one of its lines
     name: str = "engine"
     served_model_name: str | None = None  # of the base, in metrics; None: the checkpoint's folder
     metrics_port: int | None = None  # of an HTTP page of its own; None: gateways ask for it
@@ -96,6 +100,7 @@ class EngineConfig:
                 self._at_least(name, value, 1)
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port={self.metrics_port} must be between 0 and 65535")
+        self._check_door()
         if self.max_model_len is not None:
             self._at_least("max_model_len", self.max_model_len, 2)  # one prompt token, one more
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -118,6 +123,14 @@ class EngineConfig:
         for name in ("grant_timeout_s", "drain_timeout_s"):
             if (seconds := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}={seconds} must not be negative")
+
+    def _check_door(self) -> None:
+        given = [n for n in ("certfile", "keyfile", "ca_certs") if getattr(self, f"ssl_{n}")]
+        if self.listen.startswith("tls:"):
+            if self.ssl_certfile is None or self.ssl_keyfile is None:
+                raise ConfigError(f"listen={self.listen} needs ssl_certfile and ssl_keyfile")
+        elif given:
+            raise ConfigError(f"ssl_{given[0]} needs listen=tls:HOST:PORT, not {self.listen}")
 
     def _at_least(self, name: str, value: int, least: int) -> None:
         if value < least:

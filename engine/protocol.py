@@ -89,6 +89,10 @@ class Sampling(Fact, frozen=True):
 class Hello(Message, frozen=True):
     gateway: str
     version: int = VERSION
+    token: str | None = None  # of an engine that asks for one
+
+    def __repr__(self) -> str:  # a token is nobody's to read
+        return f"Hello(gateway={self.gateway!r}, version={self.version})"
 
 
 class BaseInfo(Fact, frozen=True):

@@ -29,6 +29,7 @@ from engine.protocol import (
     Verdict,
     Welcome,
 )
+from engine.tls import NO_GUARD, Guard
 from engine.transport import Connection, ConnectionLost, listen
 
 HELLO_S = 10.0
@@ -52,12 +53,13 @@ class Server:
         metrics_text: Callable[[], str],
         max_write_buffer: int,
         reference: Callable[[AskReference], Verdict] | None = None,
+        guard: Guard = NO_GUARD,
     ) -> None:
         """``reference`` may take minutes: it runs in a thread of its own, one at a time."""
         self.address, self._welcome = address, welcome
         self._inbox, self._outbox = inbox, outbox
         self._metrics_text, self._max_write_buffer = metrics_text, max_write_buffer
-        self._reference = reference
+        self._reference, self._guard = reference, guard
         self._thinking = ThreadPoolExecutor(1, thread_name_prefix="reference")
         self._peers: dict[int, Peer] = {}
         self._numbers = itertools.count()
@@ -70,7 +72,7 @@ class Server:
     def start(self, *, timeout_s: float = 10.0) -> None:
         """Return once gateways can connect. Raises OSError or AddressInvalid.
 
-        ``address`` then names the port that was chosen for ``tcp:HOST:0``.
+        ``address`` then names the port that was chosen for ``tcp:HOST:0`` or ``tls:HOST:0``.
 
         Until ``stop`` the process's threads take shorter turns than the interpreter's 5 ms: the
         wire gives its turn away at every call to the system, and the loop may compute all the time.
@@ -96,8 +98,8 @@ class Server:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        server = await listen(self.address, self._meet)
-        if self.address.startswith("tcp:"):
+        server = await listen(self.address, self._meet, self._guard.tls)
+        if not self.address.startswith("unix:"):
             host = self.address.rpartition(":")[0]
             self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
 
@@ -125,7 +127,7 @@ class Server:
         try:
             async with asyncio.timeout(HELLO_S):
                 greeting = await peer.receive()
-            if problem := _problem(greeting):
+            if problem := self._problem(greeting):
                 await peer.send(Goodbye(problem))
                 return
             self._peers[number] = peer
@@ -139,6 +141,15 @@ class Server:
             self._peers.pop(number, None)
             self._inbox.put(Heard(number, Gone()), force=True)
             peer.end()
+
+    def _problem(self, greeting: ToEngine) -> str:
+        if not isinstance(greeting, Hello):
+            return f"expected Hello, got {type(greeting).__name__}"
+        if self._guard.tokens is not None and not self._guard.tokens.accepts(greeting.token):
+            return "this engine asks for a token, and the gateway's is none of those it accepts"
+        if greeting.version != VERSION:
+            return f"this engine speaks version {VERSION}, the gateway version {greeting.version}"
+        return ""
 
     async def _listen(self, number: int, peer: Peer) -> None:
         while True:
@@ -203,11 +214,3 @@ class Server:
         elif last is not None:
             del self._peers[number]
             peer.end()
-
-
-def _problem(greeting: ToEngine) -> str:
-    if not isinstance(greeting, Hello):
-        return f"expected Hello, got {type(greeting).__name__}"
-    if greeting.version != VERSION:
-        return f"this engine speaks version {VERSION}, the gateway version {greeting.version}"
-    return ""

@@ -1,6 +1,6 @@
 """Length-prefixed MessagePack frames over any asyncio stream (unix socket, TCP, TLS).
 
-An address is ``unix:/path/to.sock`` or ``tcp:host:port``.
+An address is ``unix:/path/to.sock``, ``tcp:host:port`` or, with TLS, ``tls:host:port``.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
+
+from engine.tls import HANDSHAKE_S, ClientTls, ServerTls, TlsFiles
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -24,7 +26,10 @@ class ConnectionLost(Exception):
 
 
 class AddressInvalid(ValueError):
-    """Neither ``unix:PATH`` nor ``tcp:HOST:PORT``."""
+    """None of ``unix:PATH``, ``tcp:HOST:PORT`` and ``tls:HOST:PORT``."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address!r} is none of unix:PATH, tcp:HOST:PORT and tls:HOST:PORT")
 
 
 class Connection(Generic[In, Out]):
@@ -118,8 +123,13 @@ class Connection(Generic[In, Out]):
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to an address. Raises AddressInvalid or ConnectionLost."""
+async def dial(
+    address: str, tls: ClientTls | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to an address; ``tls`` is for those that begin with it.
+
+    Raises AddressInvalid or ConnectionLost.
+    """
     kind, _, rest = address.partition(":")
     try:
         if kind == "unix" and rest:
@@ -127,12 +137,26 @@ async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
         host, _, port = rest.rpartition(":")
         if kind == "tcp" and host and port.isdigit():
             return await asyncio.open_connection(host, int(port))
+        if kind == "tls" and host and port.isdigit():
+            return await _dial_tls(host, int(port), tls or ClientTls(TlsFiles()))
     except OSError as error:
         raise ConnectionLost(f"{address}: {error}") from error
-    raise AddressInvalid(f"{address!r} is neither unix:PATH nor tcp:HOST:PORT")
+    raise AddressInvalid(address)
 
 
-async def listen(address: str, handler: Handler) -> asyncio.Server:
+async def _dial_tls(
+    host: str, port: int, tls: ClientTls
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(
+        host,
+        port,
+        ssl=tls.context,
+        server_hostname=tls.server_name or host.strip("[]"),
+        ssl_handshake_timeout=HANDSHAKE_S,
+    )
+
+
+async def listen(address: str, handler: Handler, tls: ServerTls | None = None) -> asyncio.Server:
     """Accept connections on an address. A stale unix socket file is replaced.
 
     Raises AddressInvalid, or OSError where that is not possible.
@@ -143,7 +167,11 @@ async def listen(address: str, handler: Handler) -> asyncio.Server:
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and host and port.isdigit():
         return await asyncio.start_server(handler, host, int(port))
-    raise AddressInvalid(f"{address!r} is neither unix:PATH nor tcp:HOST:PORT")
+    if kind == "tls" and host and port.isdigit() and tls is not None:
+        return await asyncio.start_server(
+            handler, host, int(port), ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S
+        )
+    raise AddressInvalid(address)
 
 
 async def _listen_on_file(path: Path, handler: Handler) -> asyncio.Server:

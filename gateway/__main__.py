@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _serve(settings: Settings) -> None:
     application = create_app(settings)
-    api = Listener(application, settings.host, settings.port)
+    api = Listener(application, settings.host, settings.port, tls=settings.tls)
     metrics = Listener(application.metrics_page, settings.metrics_host, settings.metrics_port)
 
     def stop() -> None:

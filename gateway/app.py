@@ -105,7 +105,11 @@ class Application:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._metrics = Metrics()
-        self._fleet = Fleet(Static(settings.engines), gateway=new_id("log"))
+        self._fleet = Fleet(
+            Static(settings.engines),
+            gateway=new_id("log"),
+            credentials=settings.engine_credentials,
+        )
         self._routes: Asgi | None = None
         self._health: Health | None = None
         self._sweep: Sweep | None = None

@@ -1,8 +1,9 @@
 """Everything a gateway needs to know before it starts, checked once.
 
 The supervisor writes these as a JSON file (mode 0600, for it may hold database passwords) and
-``python -m gateway serve --settings FILE`` reads it. Nothing below ``__main__`` reads an
-environment variable, and no other module derives these paths again.
+``python -m gateway serve --settings FILE`` reads it. Where a secret stands there may be
+``{"file": PATH}`` instead, so that an orchestrator's settings need not hold any. Nothing below
+``__main__`` reads an environment variable, and no other module derives these paths again.
 """
 
 import ipaddress
@@ -12,6 +13,8 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
+
+from engine.tls import ClientTls, Credentials, ServerTls, TlsFiles, TlsInvalid, Tokens
 
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder")
 
@@ -106,9 +109,16 @@ class Settings:
     data_dir: Path  # see DataDir
     model_dir: Path  # tokenizer and chat template of the base
     served_model_name: str  # the base's public name, reserved in every project
-    engines: tuple[str, ...]  # addresses: "unix:/path" or "tcp:host:port"
+    engines: tuple[str, ...]  # addresses: "unix:/path", "tcp:host:port" or "tls:host:port"
+    engine_ssl_ca_certs: Path | None = None  # whose certificates engines must show; None: system's
+    engine_ssl_certfile: Path | None = None  # shown to engines that ask for one
+    engine_ssl_keyfile: Path | None = None
+    engine_ssl_server_name: str | None = None  # that certificates are for; None: the address's host
+    engine_token_file: Path | None = None  # its first line is shown to engines
     host: str = "127.0.0.1"
     port: int = 8000
+    ssl_certfile: Path | None = None  # of the API's port, PEM, with its chain; None: plain HTTP
+    ssl_keyfile: Path | None = None
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9090  # 0 picks a free one
     database_url: Secret | None = None  # None: SQLite in data_dir
@@ -161,6 +171,10 @@ class Settings:
         for name in ("max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        for name in ("ssl", "engine_ssl"):
+            pair = getattr(self, f"{name}_certfile"), getattr(self, f"{name}_keyfile")
+            if (pair[0] is None) != (pair[1] is None):
+                raise ConfigError(f"give both {name}_certfile and {name}_keyfile, or neither")
         if self.tool_call_parser not in TOOL_CALL_PARSERS:
             known = ", ".join(TOOL_CALL_PARSERS)
             raise ConfigError(f"tool_call_parser={self.tool_call_parser!r} is none of {known}")
@@ -191,6 +205,31 @@ class Settings:
     def database(self) -> str:
         """SQLAlchemy URL, with its password: for the engine only."""
         return DataDir(self.data_dir).database(self.database_url)
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """Of the API's port. Raises ConfigError."""
+        if self.ssl_certfile is None:
+            return None
+        try:
+            return ServerTls(TlsFiles(certificate=self.ssl_certfile, key=self.ssl_keyfile))
+        except TlsInvalid as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def engine_credentials(self) -> Credentials:
+        """Raises ConfigError."""
+        try:
+            files = TlsFiles(
+                certificate=self.engine_ssl_certfile,
+                key=self.engine_ssl_keyfile,
+                authority=self.engine_ssl_ca_certs,
+            )
+            tls = ClientTls(files, server_name=self.engine_ssl_server_name)
+            file = self.engine_token_file
+            return Credentials(tls=tls, tokens=None if file is None else Tokens(file))
+        except TlsInvalid as error:
+            raise ConfigError(str(error)) from error
 
     @property
     def pepper_file(self) -> Path:
@@ -279,9 +318,21 @@ _DRIVERS = {
 def _decode_hook(kind: type, value: Any) -> Any:
     if kind is Secret and isinstance(value, str):
         return Secret(value)
+    if kind is Secret and isinstance(value, dict) and value.keys() == {"file"}:
+        return Secret(_line_of(Path(str(value["file"]))))
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(kind)
+
+
+def _line_of(file: Path) -> str:
+    try:
+        found = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the secret in {file} cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(f"the secret in {file} is empty")
+    return found
 
 
 def _encode_hook(value: Any) -> Any:

@@ -42,7 +42,7 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     checked_name(arguments.name, param="adapter")
     async with desk.database.reading() as session:  # before the long work of reading the files
         await IdentityService(session, desk.now).project(arguments.tenant)
-    location = arguments.adapter_store or desk.files.adapter_store
+    location = arguments.adapter_store or desk.stores.adapter_store or desk.files.adapter_store
     try:
         store = open_store(location, cache=desk.files.adapter_cache)
     except StoreUnusable as error:

@@ -15,7 +15,6 @@ from gateway.declared.reading import declaration
 from gateway.declared.source import read
 from gateway.declared.tenants import bring_about_tenants
 from gateway.declared.work import Work
-from gateway.identity.pepper import Peppers
 
 COLOURS = {Mark.MADE: "\x1b[32m", Mark.CHANGED: "\x1b[33m", Mark.ENDED: "\x1b[31m"}
 PLAIN = "\x1b[0m"
@@ -36,7 +35,7 @@ def add(commands: Commands) -> None:
 
 async def apply(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     said = declaration(read(arguments.file.read_bytes(), str(arguments.file)))
-    peppers = Peppers.load(None, desk.files.pepper)
+    peppers = desk.peppers()
 
     async with desk.database.reading() as session:  # nothing of this is kept
         plan = Work(session, desk.now, peppers, prune=arguments.prune)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from redis.exceptions import RedisError
@@ -15,11 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway import redis
 from gateway.audit.service import Actor, AuditLog
-from gateway.cli.flags import DEFAULT_DATA_DIR
+from gateway.cli.stores import Stores, add_stores, stores_of
 from gateway.cli.table import Row, as_json, as_table
-from gateway.config import ConfigError, DataDir, Secret
+from gateway.config import ConfigError
 from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import GatewayError, GatewayUnreachable, ResourceNotFound
+from gateway.identity.pepper import Peppers
 from gateway.limits.redis_store import RedisStore
 from gateway.limits.store import Purse
 from migrations import runner
@@ -34,25 +34,26 @@ Command = Callable[["Desk", argparse.Namespace], Awaitable[Row | Sequence[Row]]]
 class Desk:
     """Belongs to one command."""
 
-    def __init__(self, database: Database, files: DataDir, redis_url: str | None) -> None:
+    def __init__(self, database: Database, stores: Stores) -> None:
         self.database = database
-        self.files = files
+        self.stores = stores
+        self.files = stores.files
         self.now = datetime.now(UTC)
         self.exit_code = 0  # where the answer itself is bad news
-        self._redis_url = redis_url
+        self._redis_url = stores.redis_url
 
     @classmethod
     @asynccontextmanager
     async def open(cls, arguments: argparse.Namespace, *, make: bool) -> AsyncIterator["Desk"]:
         """The migrated database. Only ``make`` begins one where there is nothing."""
-        files = DataDir(arguments.data_dir)
-        given = Secret(arguments.database_url) if arguments.database_url else None
+        stores = stores_of(arguments)
+        files, given = stores.files, stores.database_url
         if not files.root.is_dir() and not make and given is None:
             raise ResourceNotFound(
                 f"--data-dir {files.root} does not exist; `loratorio serve` makes it"
             )
         files.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        desk = cls(Database(files.database(given)), files, arguments.redis_url)
+        desk = cls(Database(files.database(given)), stores)
         try:
             await runner.upgrade(desk.database)
             yield desk
@@ -74,6 +75,10 @@ class Desk:
             kind, object_id, actor=Actor("operator", _login()), project=project, change=change
         )
 
+    def peppers(self) -> Peppers:
+        """The server's: keys hashed with others would be nobody's. Raises ConfigError."""
+        return Peppers.load(self.stores.pepper, self.files.pepper)
+
     @property
     def has_redis(self) -> bool:
         return self._redis_url is not None
@@ -81,7 +86,7 @@ class Desk:
     async def counters(self) -> list[Purse]:
         """Of budgets, as Redis has them. Raises GatewayUnreachable."""
         assert self._redis_url is not None
-        store = RedisStore(redis.connect(Secret(self._redis_url), timeout_s=REDIS_TIMEOUT_S))
+        store = RedisStore(redis.connect(self._redis_url, timeout_s=REDIS_TIMEOUT_S))
         try:
             return await store.purses()
         except RedisError as error:
@@ -92,7 +97,7 @@ class Desk:
     async def announce(self) -> None:
         """Gateways look by themselves four times a second; with Redis they look at once."""
         if self._redis_url is not None:
-            client = redis.connect(Secret(self._redis_url), timeout_s=REDIS_TIMEOUT_S)
+            client = redis.connect(self._redis_url, timeout_s=REDIS_TIMEOUT_S)
             await redis.announce(client)
             await client.aclose()
 
@@ -118,15 +123,7 @@ def add_command(
     parser: argparse.ArgumentParser = group.add_parser(
         name, help=help, description=help, allow_abbrev=False
     )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=DEFAULT_DATA_DIR,
-        metavar="DIR",
-        help="of the server (default: %(default)s)",
-    )
-    parser.add_argument("--database-url", metavar="URL", help="of the server, if it has one")
-    parser.add_argument("--redis-url", metavar="URL", help="tell gateways at once")
+    add_stores(parser)
     parser.add_argument("--json", action="store_true", help="answer in JSON")
     parser.set_defaults(run=lambda arguments: _answer(run, arguments, make=make, render=render))
     return parser

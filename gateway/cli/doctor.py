@@ -8,12 +8,11 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from gateway.checkup import books, machine, stores
 from gateway.checkup.finding import Finding, Health, bad
 from gateway.cli.desk import Commands
-from gateway.cli.flags import DEFAULT_DATA_DIR
+from gateway.cli.stores import add_stores, stores_of
 from gateway.cli.table import Row, as_json
 from gateway.config import ConfigError, DataDir, Secret
 from gateway.db import Database
@@ -24,15 +23,7 @@ MARKS = {Health.GOOD: ("ok", "32"), Health.WARNING: ("warn", "33"), Health.BAD: 
 def add(group: Commands) -> None:
     text = "look at GPU, stores, clocks, configuration and books, and say what to do"
     parser = group.add_parser("doctor", help=text, description=text, allow_abbrev=False)
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=DEFAULT_DATA_DIR,
-        metavar="DIR",
-        help="of the server (default: %(default)s)",
-    )
-    parser.add_argument("--database-url", metavar="URL", help="of the server, if it has one")
-    parser.add_argument("--redis-url", metavar="URL", help="of the server, if it has one")
+    add_stores(parser)
     parser.add_argument("--adapter-store", metavar="s3://…", help="of the server, if it has one")
     parser.add_argument("--gateway", metavar="URL", help="of one that should be running")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
@@ -63,22 +54,27 @@ async def _run(arguments: argparse.Namespace) -> int:
 async def examine(arguments: argparse.Namespace) -> AsyncIterator[Finding]:
     for finding in machine.gpu():
         yield finding
-    files = DataDir(arguments.data_dir)
+    try:
+        server = stores_of(arguments)
+    except (ConfigError, OSError) as error:
+        yield bad("settings", str(error), "correct the file that --settings names")
+        return
+    files = server.files
     if not files.root.is_dir():
         yield bad(
             "data directory",
             f"{files.root} does not exist",
             "`loratorio serve` makes it; or name the server's with --data-dir",
         )
-        if arguments.database_url is None:
+        if server.database_url is None:
             return
     else:
-        for finding in _local(files, arguments.adapter_store):
+        for finding in _local(files, arguments.adapter_store or server.adapter_store):
             yield finding
-    if arguments.redis_url:
-        async for finding in stores.limits(Secret(arguments.redis_url)):
+    if server.redis_url is not None:
+        async for finding in stores.limits(server.redis_url):
             yield finding
-    async for finding in _stored(files, arguments.database_url):
+    async for finding in _stored(files, server.database_url):
         yield finding
     if arguments.gateway:
         async for finding in books.gateway(arguments.gateway):
@@ -90,7 +86,7 @@ def _local(files: DataDir, store: str | None) -> Iterable[Finding]:
     yield from stores.adapters(store or str(files.adapter_store), files)
 
 
-async def _stored(files: DataDir, url: str | None) -> AsyncIterator[Finding]:
+async def _stored(files: DataDir, url: Secret | None) -> AsyncIterator[Finding]:
     """The database, and the books in it."""
     if url is None and not (files.root / "loratorio.db").exists():
         yield bad(
@@ -100,7 +96,7 @@ async def _stored(files: DataDir, url: str | None) -> AsyncIterator[Finding]:
         )
         return
     try:
-        database = Database(files.database(Secret(url) if url else None))
+        database = Database(files.database(url))
     except ConfigError as error:
         yield bad("database", str(error), "correct --database-url")
         return

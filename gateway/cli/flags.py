@@ -40,6 +40,7 @@ UNNEEDED: dict[str, tuple[bool, str]] = {
     "--swap-space": (True, "nothing is swapped"),
     "--enable-auto-tool-choice": (False, "tools are always on"),
     "--guided-decoding-backend": (True, "there is one"),
+    "--enable-ssl-refresh": (False, "replaced certificates are always taken anew"),
 }
 DTYPES = {"half": "float16", "float": "float32"}
 QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
@@ -65,6 +66,8 @@ class ServeOptions:
     demo: bool
     host: str
     port: int  # 0: any free one
+    ssl_certfile: Path | None
+    ssl_keyfile: Path | None
     metrics_port: int
     open: bool
     deterministic: bool
@@ -139,6 +142,14 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     group.add_argument("--port", type=_port, default=8000, help="default: %(default)s")
+    group.add_argument(
+        "--ssl-certfile", type=Path, metavar="FILE",
+        help="serve https with this certificate and its chain, PEM (default: plain http)",
+    )  # fmt: skip
+    group.add_argument(
+        "--ssl-keyfile", type=Path, metavar="FILE",
+        help="its key; both may be replaced while serving",
+    )  # fmt: skip
     group.add_argument(
         "--metrics-port",
         type=_port,
@@ -334,6 +345,8 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         demo=arguments.demo,
         host=arguments.host,
         port=arguments.port,
+        ssl_certfile=arguments.ssl_certfile,
+        ssl_keyfile=arguments.ssl_keyfile,
         metrics_port=arguments.metrics_port,
         open=arguments.open,
         deterministic=arguments.deterministic,

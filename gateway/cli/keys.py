@@ -9,7 +9,6 @@ from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.table import Row
 from gateway.errors import InvalidRequest
 from gateway.identity.models import ApiKey, Role
-from gateway.identity.pepper import Peppers
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.service import (
     DEFAULT_ORGANISATION,
@@ -70,7 +69,7 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
     if arguments.role and not arguments.admin:
         raise InvalidRequest("--role is of an --admin key")
     role = Role(arguments.role) if arguments.role else None
-    peppers = Peppers.load(None, desk.files.pepper)
+    peppers = desk.peppers()
     async with desk.database.publish() as session:
         service = IdentityService(session, desk.now)
         if arguments.admin:
@@ -87,7 +86,7 @@ async def create(desk: Desk, arguments: argparse.Namespace) -> Row:
 
 
 async def rotate(desk: Desk, arguments: argparse.Namespace) -> Row:
-    peppers = Peppers.load(None, desk.files.pepper)
+    peppers = desk.peppers()
     overlap = timedelta(0)
     if arguments.overlap != "0":
         overlap = parse_expiry(arguments.overlap, desk.now) - desk.now

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 
 TIMEOUT_SECONDS = 2.0
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 (not bound here)
@@ -17,17 +18,28 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def is_ready(host: str, port: int, path: str = "/readyz") -> bool:
-    """Whether a GET of the path is answered with 200."""
+async def is_ready(host: str, port: int, path: str = "/readyz", *, tls: bool = False) -> bool:
+    """Whether a GET of the path is answered with 200.
+
+    With TLS any certificate will do: it is for the name that clients use, and we ask our own
+    program on this machine, and tell it nothing.
+    """
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            return await _status(reachable(host), port, path) == 200
+            return await _status(reachable(host), port, path, _unchecked() if tls else None) == 200
     except (OSError, TimeoutError, ValueError):
         return False
 
 
-async def _status(host: str, port: int, path: str) -> int:
-    reader, writer = await asyncio.open_connection(host, port)
+def _unchecked() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _status(host: str, port: int, path: str, tls: ssl.SSLContext | None) -> int:
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()

@@ -53,7 +53,10 @@ def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int)
         Child(_gateway(settings_file, lock), console.line),
         Child(_engine(options, settings, lock), console.line),
     ]
-    supervisor = Supervisor(children, probe=lambda: is_ready(settings.host, port), say=console.say)
+    tls = settings.tls is not None  # and said here if no TLS can be made of the files
+    supervisor = Supervisor(
+        children, probe=lambda: is_ready(settings.host, port, tls=tls), say=console.say
+    )
     ready = _ready(settings, access)
 
     def announce() -> None:
@@ -78,6 +81,8 @@ def _settings(
         engines=(f"unix:{runtime / 'engine.sock'}",),
         host=options.host,
         port=ports[0],
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
         metrics_host=options.host,
         metrics_port=ports[1],
         database_url=Secret(options.database_url) if options.database_url else None,
@@ -100,7 +105,8 @@ def _settings(
 
 
 def _ready(settings: Settings, access: Access) -> Ready:
-    origin = f"http://{url_host(settings.host)}:{settings.port}"
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    origin = f"{scheme}://{url_host(settings.host)}:{settings.port}"
     metrics = f"http://{url_host(settings.metrics_host)}:{settings.metrics_port}/metrics"
     return Ready(
         base_url=f"{origin}/v1",

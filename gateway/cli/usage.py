@@ -11,6 +11,7 @@ import msgspec
 
 from engine.client import EngineClient, EngineLost
 from engine.protocol import Counts
+from engine.tls import Credentials
 from engine.transport import AddressInvalid
 from gateway.cli.billing import month
 from gateway.cli.desk import Commands, Desk, add_command
@@ -153,7 +154,7 @@ async def reconcile(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     """Exits with 1 where the books differ."""
     pages: list[list[Counts]] = []
     for address in arguments.engine:
-        pages += await record_of(address)
+        pages += await record_of(address, desk.stores.credentials)
     bar = StepBar(sys.stderr, "steps")
     try:
         proof = Reconciliation(desk.database, now=desk.now.timestamp(), watch=bar.show)
@@ -179,11 +180,11 @@ async def reconcile(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     return rows
 
 
-async def record_of(address: str) -> list[list[Counts]]:
+async def record_of(address: str, credentials: Credentials) -> list[list[Counts]]:
     """All that one engine keeps. Raises NoEngine."""
     pages: list[list[Counts]] = []
     try:
-        client = await EngineClient.connect(address, gateway="reconcile")
+        client = await EngineClient.connect(address, gateway="reconcile", credentials=credentials)
         async with client:
             while page := await client.recorded(sum(map(len, pages)), RECORDED_PAGE):
                 pages.append(page)

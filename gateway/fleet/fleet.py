@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection
 
+from engine.tls import NO_CREDENTIALS, Credentials
 from gateway.errors import NoEngine
 from gateway.fleet.directory import Directory
 from gateway.fleet.member import Member
@@ -14,8 +15,13 @@ RETRY_SECONDS = 1.0  # what a client is told to wait when no engine answers
 class Fleet:
     """Belongs to one event loop. ``run`` keeps every member connected until cancelled."""
 
-    def __init__(self, directory: Directory, *, gateway: str) -> None:
-        self.members = [Member(address, gateway=gateway) for address in directory.addresses()]
+    def __init__(
+        self, directory: Directory, *, gateway: str, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self.members = [
+            Member(address, gateway=gateway, credentials=credentials)
+            for address in directory.addresses()
+        ]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from engine.client import EngineClient, EngineLost, Stream
 from engine.protocol import Load, Submit, Welcome
+from engine.tls import NO_CREDENTIALS, Credentials
 
 FIRST_PAUSE = 0.05  # seconds before the second attempt to connect; doubles each time
 LONGEST_PAUSE = 2.0
@@ -15,9 +16,11 @@ HEALTHY = 5.0  # a connection that lasted this many seconds starts the pauses an
 class Member:
     """Belongs to one event loop. ``run`` keeps it connected until cancelled."""
 
-    def __init__(self, address: str, *, gateway: str) -> None:
+    def __init__(
+        self, address: str, *, gateway: str, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
         self.name = address
-        self._gateway = gateway
+        self._gateway, self._credentials = gateway, credentials
         self._client: EngineClient | None = None
         self._resident: tuple[Load | None, frozenset[str]] = (None, frozenset())
 
@@ -65,7 +68,9 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                self._client = await EngineClient.connect(self.name, gateway=self._gateway)
+                self._client = await EngineClient.connect(
+                    self.name, gateway=self._gateway, credentials=self._credentials
+                )
                 async with self._client:
                     await self._client.wait_lost()
             except EngineLost:

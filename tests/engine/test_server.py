@@ -27,6 +27,7 @@ from engine.protocol import (
     Welcome,
 )
 from engine.server import Server
+from engine.tls import NO_GUARD, Guard
 from engine.transport import Connection, ConnectionLost, dial
 from tests.engine.harness import config, submit
 from tests.engine.pages_of_metrics import Page
@@ -37,7 +38,9 @@ from tests.fakes.runner import Packed, Parts, alone, build
 class Running:
     """An engine of fakes, its loop and its wire in threads of this process."""
 
-    def __init__(self, address: str, parts: Parts, **settings: object) -> None:
+    def __init__(
+        self, address: str, parts: Parts, *, guard: Guard = NO_GUARD, **settings: object
+    ) -> None:
         self.config = config(listen=address, drain_timeout_s=2.0, **settings)
         self.record = CountRecord(None)
         self.parts = parts
@@ -54,6 +57,7 @@ class Running:
             self.core.outbox,
             metrics_text=metrics.text,
             max_write_buffer=self.config.max_write_buffer,
+            guard=guard,
         )
         self.error: Exception | None = None
         self.loop = threading.Thread(target=self._run, daemon=True)

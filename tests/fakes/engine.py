@@ -45,6 +45,7 @@ from engine.protocol import (
     Usage,
     Welcome,
 )
+from engine.tls import NO_GUARD, Guard
 from engine.transport import Connection, ConnectionLost, listen
 
 EOS = 2
@@ -132,7 +133,9 @@ class FakeEngine:
         credits: int = 256,
         base: BaseInfo = BASE,
         knobs: Knobs | None = None,
+        guard: Guard = NO_GUARD,
     ) -> None:
+        self._guard = guard
         self.address, self.boot = address, boot
         self.knobs = knobs or Knobs()
         self.welcome = Welcome("fake", boot, base, max_model_len, 16, credits)
@@ -146,7 +149,7 @@ class FakeEngine:
         self._serial = itertools.count()
 
     async def __aenter__(self) -> Self:
-        self._server = await listen(self.address, self._serve)
+        self._server = await listen(self.address, self._serve, self._guard.tls)
         return self
 
     async def __aexit__(
@@ -187,6 +190,10 @@ class FakeEngine:
         number = next(self._serial)
         try:
             hello = await connection.receive()
+            tokens = self._guard.tokens
+            if isinstance(hello, Hello) and tokens and not tokens.accepts(hello.token):
+                connection.write(Goodbye("a token is asked for"))
+                return
             if not isinstance(hello, Hello) or hello.version != VERSION:
                 connection.write(Goodbye(f"expected Hello of version {VERSION}"))
                 return

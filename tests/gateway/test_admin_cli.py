@@ -39,6 +39,17 @@ class Shell:
         code = arguments.run(arguments)
         return code, *self._capsys.readouterr()
 
+    def settings(self, **more: object) -> tuple[str, ...]:
+        """The same by a gateway's settings file."""
+        said = {
+            "data_dir": str(self.data_dir), "model_dir": "/m", "served_model_name": "base",
+            "engines": ["unix:/e"], "database_url": self.url, **more,
+        }  # fmt: skip
+        self.data_dir.mkdir(exist_ok=True)
+        file = self.data_dir / "gateway.json"
+        file.write_text(json.dumps(said))
+        return ("--settings", str(file))
+
     def ok(self, *words: str):
         code, out, err = self.run(*words, "--json")
         assert (code, err) == (0, "")
@@ -94,6 +105,28 @@ def test_a_tenant_its_key_and_the_end_of_both(shell):
         shell.live().authenticate(other)
     assert shell.ok("tenant", "list") == []
     shell.ok("tenant", "create", "acme")
+
+
+def test_a_gateways_settings_say_where_everything_is(shell):
+    """Its pepper too: a key hashed with another would be nobody's."""
+    pepper = "7:" + "ab" * 32
+    where = shell.settings(pepper=pepper)
+    assert shell.run("tenant", "create", "acme", options=where)[0] == 0
+    code, out, _ = shell.run("key", "create", "--tenant", "acme", "--json", options=where)
+    assert code == 0
+    assert [row["name"] for row in shell.ok("tenant", "list")] == ["acme"]
+    assert not DataDir(shell.data_dir).pepper.exists()
+    with pytest.raises(Unauthenticated):
+        shell.live().authenticate(json.loads(out)["key"])  # by the pepper in the data directory
+
+
+def test_settings_that_cannot_be_read_are_one_line(shell, tmp_path):
+    code, _, said = shell.run("tenant", "list", options=("--settings", str(tmp_path / "none")))
+    assert (code, said.count("\n")) == (1, 1)
+    (tmp_path / "bad").write_text("{}")
+    code, _, said = shell.run("tenant", "list", options=("--settings", str(tmp_path / "bad")))
+    assert (code, said.count("\n")) == (1, 1)
+    assert "data_dir" in said
 
 
 def test_lists_never_show_a_key_or_its_hash(shell):
