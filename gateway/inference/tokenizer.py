@@ -15,6 +15,8 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
+from gateway.inference.words import Words, cuts_at_spaces
+
 WORD_SPACE = "▁"  # how sentencepiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -35,6 +37,8 @@ class Tokenizer:
         decoder = json.dumps(description["decoder"])
         self.token_bytes = _token_bytes(rust, added, byte_level="ByteLevel" in decoder)
         self.vocab_size = len(self.token_bytes)
+        self._words = Words(self._encode_plain) if cuts_at_spaces(description) else None
+        self._adds = bool(self._encode_whole("", add_special=True))  # bos, eos or both
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":
@@ -48,10 +52,21 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Special tokens written in the text are recognised; ``add_special`` adds bos and eos."""
+        if self._words is not None and not (add_special and self._adds):
+            known = self._words.tokens(text)
+            if known is not None:
+                return known
+        return self._encode_whole(text, add_special=add_special)
+
+    def _encode_whole(self, text: str, *, add_special: bool) -> list[int]:
         # The "fast" one leaves out where in the text each token lies, a fifth of its time.
         found: list[Encoding] = self._rust.encode_batch_fast([text], add_special_tokens=add_special)
         ids: list[int] = found[0].ids
         return ids
+
+    def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        found = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for special tokens and for ids beyond the vocabulary."""
