@@ -20,9 +20,10 @@ from prometheus_client import start_http_server
 from engine.built import Built
 from engine.cli import Tool, parse
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.core import NO_GATEWAY, Core, Heard
 from engine.counts import CountRecord
 from engine.errors import ConfigError, EngineError
+from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
@@ -89,7 +90,10 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
     provider = _provider(config)
     traces = RequestTraces(provider, config.name) if provider else None
-    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces)
+    wire = tcp_wire(config, built)
+    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces, wire=wire)
+    if wire is not None:
+        wire.start(lambda news: core.inbox.put(Heard(NO_GATEWAY, news), force=True))
     welcome = Welcome(
         engine=config.name,
         boot=boot,
@@ -97,6 +101,8 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         max_model_len=built.max_model_len,
         page_tokens=config.page_tokens,
         credits=config.credits,
+        role=config.role,
+        takes=wire.takes if wire else "",
     )
     server = Server(
         config.listen,
@@ -118,6 +124,8 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     try:
         return _run(core, server, record)
     finally:
+        if wire is not None:
+            wire.stop()
         if provider is not None:
             provider.shutdown()
 
