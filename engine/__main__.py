@@ -11,19 +11,20 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from prometheus_client import start_http_server
 
+from engine.beats import Beats
 from engine.built import Built
 from engine.cli import Tool, parse
 from engine.config import EngineConfig
-from engine.core import NO_GATEWAY, Core, Heard
+from engine.core import Core
 from engine.counts import CountRecord
 from engine.errors import ConfigError, EngineError
-from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
@@ -90,10 +91,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
     provider = _provider(config)
     traces = RequestTraces(provider, config.name) if provider else None
-    wire = tcp_wire(config, built)
-    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces, wire=wire)
-    if wire is not None:
-        wire.start(lambda news: core.inbox.put(Heard(NO_GATEWAY, news), force=True))
+    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces)
     welcome = Welcome(
         engine=config.name,
         boot=boot,
@@ -101,8 +99,6 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         max_model_len=built.max_model_len,
         page_tokens=config.page_tokens,
         credits=config.credits,
-        role=config.role,
-        takes=wire.takes if wire else "",
     )
     server = Server(
         config.listen,
@@ -122,12 +118,19 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     gc.freeze()  # what start-up made stays: a look at all of it would hold up a pass for 100 ms
     _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
     try:
-        return _run(core, server, record)
+        with _beats(config, core, server.address):
+            return _run(core, server, record)
     finally:
-        if wire is not None:
-            wire.stop()
         if provider is not None:
             provider.shutdown()
+
+
+def _beats(config: EngineConfig, core: Core[P], address: str) -> AbstractContextManager[object]:
+    """Raises ConfigError."""
+    if config.register is None:
+        return nullcontext()
+    told = config.advertise or address
+    return Beats(config.register, told, still_s=lambda: core.still_s, leaving=lambda: core.draining)
 
 
 def _provider(config: EngineConfig) -> Any:

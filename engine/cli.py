@@ -6,10 +6,11 @@ Imports no torch, so that ``--help`` and a wrong flag are answered at once.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config import Device, Dtype, EngineConfig, HeadDtype, KvCacheDtype
+from engine.errors import ConfigError
 from engine.flags import Parser, amount
-from engine.protocol import Role
 
 DEFAULTS = EngineConfig(model="")
 
@@ -62,6 +63,13 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--token-file", metavar="FILE", help="let in who knows one of its lines")
     parser.add_argument("--name", default=d.name, help="what gateways see this engine as")
+    parser.add_argument(
+        "--register", metavar="redis://…|@FILE",
+        help="beat in this Redis, where gateways find the engine; @FILE holds the address",
+    )  # fmt: skip
+    parser.add_argument(
+        "--advertise", metavar="tcp:HOST:PORT", help="what to register (default: --listen)"
+    )
     parser.add_argument("--served-model-name", metavar="NAME", help="of the base, in metrics")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve /metrics by HTTP")
     parser.add_argument("--metrics-host", default=d.metrics_host, metavar="HOST")
@@ -129,25 +137,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="refuse at once whoever would wait longer for its first pass",
     )  # fmt: skip
     parser.add_argument("--max-adapter-loads", type=int, metavar="N", default=d.max_adapter_loads)
-    parser.add_argument(
-        "--role", type=Role, choices=list(Role), default=d.role,
-        help="prefill: computes long prompts for engines that listen for their pages",
-    )  # fmt: skip
-    parser.add_argument(
-        "--handoff-listen", metavar="tcp:HOST:PORT", help="take pages of prompts, a private network"
-    )
-    parser.add_argument(
-        "--handoff-advertise", metavar="tcp:HOST:PORT", help="as other engines reach it"
-    )
-    parser.add_argument(
-        "--handoff-bytes", type=int, metavar="BYTES", default=d.handoff_bytes,
-        help="of host memory for pages on their way",
-    )  # fmt: skip
-    parser.add_argument(
-        "--handoff-direct", action=argparse.BooleanOptionalAction, default=d.handoff_direct,
-        help="between GPUs of one host copy pages from memory to memory (default: on)",
-    )  # fmt: skip
-    for name in ("grant_timeout", "drain_timeout", "handoff_timeout"):
+    for name in ("grant_timeout", "drain_timeout"):
         flag, default = f"--{name.replace('_', '-')}", getattr(d, f"{name}_s")
         parser.add_argument(flag, dest=f"{name}_s", type=float, metavar="SECONDS", default=default)
 
@@ -155,13 +145,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 SAME_NAME = (
     "model", "listen", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "token_file",
     "name", "served_model_name", "metrics_port", "metrics_host",
-    "otlp_traces_endpoint",
+    "otlp_traces_endpoint", "advertise",
     "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "head_dtype", "threads",
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
-    "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s", "role", "handoff_listen",
-    "handoff_advertise", "handoff_bytes", "handoff_direct", "handoff_timeout_s",
+    "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s",
 )  # fmt: skip
 
 
@@ -172,6 +161,17 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=sequences,
         page_tokens=arguments.block_size,
+        register=_told(arguments.register),
         max_step_s=arguments.max_step_ms and arguments.max_step_ms / 1000,
         **{name: getattr(arguments, name) for name in SAME_NAME},
     )
+
+
+def _told(given: str | None) -> str | None:
+    """An address may hold a password, which a list of processes should not show."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--register {given}: cannot be read ({error})") from error

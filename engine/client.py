@@ -17,6 +17,7 @@ from typing import Self, TypeVar
 from uuid import uuid4
 
 from engine.protocol import (
+    VERSION,
     AdapterRef,
     AskCounts,
     AskMetrics,
@@ -52,6 +53,10 @@ Answer = TypeVar("Answer", Counts, Metrics, Recorded, Verdict)
 
 class EngineLost(Exception):
     """The engine died, left or became unreachable; whatever ran there is gone."""
+
+
+class UnequalVersions(EngineLost):
+    """Engine and gateway speak different versions of the protocol; neither can serve the other."""
 
 
 class RequestRefused(Exception):
@@ -307,6 +312,10 @@ class EngineClient:
         assert self.lost is not None
         return self.lost
 
+    def give_up(self, reason: str) -> None:
+        """It does not answer any more: every open stream raises EngineLost now."""
+        self._lose(reason)
+
     async def close(self) -> None:
         """End the connection: the engine cancels what is open on it."""
         self._connection.abort()
@@ -398,6 +407,10 @@ async def _greet(connection: Connection[ToGateway, ToEngine], hello: Hello) -> W
     answer = await connection.receive()
     if isinstance(answer, Welcome):
         return answer
+    if isinstance(answer, Goodbye) and answer.version not in (0, VERSION):
+        raise UnequalVersions(
+            f"the engine speaks version {answer.version} of the protocol, this gateway {VERSION}"
+        )
     reason = answer.reason if isinstance(answer, Goodbye) else f"answered {type(answer).__name__}"
     raise ConnectionLost(f"the engine did not welcome us: {reason}")
 

@@ -4,11 +4,12 @@ Read at start-up, frozen, passed down by argument. Nothing below ``__main__`` re
 environment variable, and no other module computes these numbers again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.errors import ConfigError
-from engine.protocol import Role
+
+ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104  listening there says nothing about the way here
 
 
 class Device(StrEnum):
@@ -52,6 +53,8 @@ class EngineConfig:
     served_model_name: str | None = None  # of the base, in metrics; None: the checkpoint's folder
     metrics_port: int | None = None  # of an HTTP page of its own; None: gateways ask for it
     metrics_host: str = "127.0.0.1"
+    register: str | None = field(default=None, repr=False)  # Redis in which gateways find it
+    advertise: str | None = None  # address that gateways are told; None: ``listen``
     otlp_traces_endpoint: str | None = None  # of an OpenTelemetry collector; None: no traces
     adapter_store: str | None = None  # directory or s3://bucket/prefix; None: base model only
     data_dir: str | None = None  # where token counts are recorded; None: memory only
@@ -85,13 +88,6 @@ class EngineConfig:
     drain_timeout_s: float = 30.0  # what still runs then is ended with an error
     max_write_buffer: int = 8 << 20  # bytes a gateway may leave unread before it is dropped
 
-    role: Role = Role.BOTH  # what gateways send it
-    handoff_listen: str | None = None  # tcp:HOST:PORT where pages of prompts come; None: nowhere
-    handoff_advertise: str | None = None  # the same as other engines reach it; None: as it listens
-    handoff_bytes: int = 256 << 20  # of host memory for pages on their way
-    handoff_timeout_s: float = 10.0  # in which nothing happens, and a handoff is given up
-    handoff_direct: bool = True  # on one host, read pages from the other GPU's memory
-
     def __post_init__(self) -> None:
         self._at_least("page_tokens", self.page_tokens, 1)
         self._at_least("max_num_seqs", self.max_num_seqs, 1)
@@ -109,6 +105,7 @@ class EngineConfig:
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port={self.metrics_port} must be between 0 and 65535")
         self._check_door()
+        self._check_way_here()
         if self.max_model_len is not None:
             self._at_least("max_model_len", self.max_model_len, 2)  # one prompt token, one more
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -128,13 +125,6 @@ class EngineConfig:
         for name in ("max_step_s", "max_queue_wait_s"):
             if (most := getattr(self, name)) is not None and not most > 0:
                 raise ConfigError(f"{name}={most} must be above 0")
-        self._at_least("handoff_bytes", self.handoff_bytes, 1)
-        if self.handoff_listen is None and (self.role is Role.DECODE or self.handoff_advertise):
-            raise ConfigError("handoff_listen says where pages come: role decode takes them")
-        for name in ("handoff_listen", "handoff_advertise"):
-            self._tcp(name, getattr(self, name))
-        if not self.handoff_timeout_s > 0:
-            raise ConfigError(f"handoff_timeout_s={self.handoff_timeout_s} must be above 0")
         for name in ("grant_timeout_s", "drain_timeout_s"):
             if (seconds := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}={seconds} must not be negative")
@@ -147,21 +137,14 @@ class EngineConfig:
         elif given:
             raise ConfigError(f"ssl_{given[0]} needs listen=tls:HOST:PORT, not {self.listen}")
 
-    def _tcp(self, name: str, address: str | None) -> None:
-        kind, _, rest = (address or "tcp:any:0").partition(":")
-        host, _, port = rest.rpartition(":")
-        if kind != "tcp" or not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"{name}={address} must be tcp:HOST:PORT")
-
-    @property
-    def hands(self) -> bool:
-        """It takes part in handoffs."""
-        return self.takes or self.role is Role.PREFILL
-
-    @property
-    def takes(self) -> bool:
-        """Pages come from other engines."""
-        return self.handoff_listen is not None and self.role is not Role.PREFILL
+    def _check_way_here(self) -> None:
+        if self.register is not None and self.advertise is None:
+            host = self.listen.partition(":")[2].rpartition(":")[0].strip("[]")
+            if self.listen.startswith("unix:") or host in ANY_HOST:
+                raise ConfigError(
+                    f"register: gateways elsewhere cannot reach {self.listen};"
+                    " say with advertise=tcp:HOST:PORT or tls:HOST:PORT what they can"
+                )
 
     def _at_least(self, name: str, value: int, least: int) -> None:
         if value < least:

@@ -28,9 +28,6 @@ from engine.config import EngineConfig
 from engine.counts import CountRecord
 from engine.door import Door
 from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
-from engine.handoff.giving import First
-from engine.handoff.handoffs import Handoffs
-from engine.handoff.news import News, Wire
 from engine.mailbox import Mailbox
 from engine.masking import Begun, Masking
 from engine.metrics import EngineMetrics
@@ -41,17 +38,14 @@ from engine.protocol import (
     Cancel,
     Drain,
     Finish,
-    Forgo,
     Goodbye,
     Grant,
     Load,
-    Output,
     Prefetch,
     Recorded,
     RefusalCode,
     Refused,
     Retire,
-    Role,
     Submit,
     ToGateway,
     TokenLogprobs,
@@ -68,7 +62,6 @@ LOAD_INTERVAL_S = 0.1
 STALL_S = 10.0  # how long the wire may leave a full outbox
 POLL_S = 0.002  # between looks at loads under way
 IDLE_S = 0.25
-NO_GATEWAY = -1  # in place of a connection, of what other engines say
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,19 +75,7 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class Heard:
     connection: int
-    message: (
-        Submit
-        | Forgo
-        | Grant
-        | Cancel
-        | Prefetch
-        | Retire
-        | Drain
-        | AskCounts
-        | AskRecorded
-        | Gone
-        | News
-    )
+    message: Submit | Grant | Cancel | Prefetch | Retire | Drain | AskCounts | AskRecorded | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +111,7 @@ class Core(Generic[P]):
         clock: Callable[[], float] = time.monotonic,
         entropy: random.Random | None = None,
         traces: RequestTraces | None = None,
-        wire: Wire | None = None,
     ) -> None:
-        """``wire``: of handoffs; None where this engine takes part in none."""
         self.inbox: Mailbox[Heard] = Mailbox(4096)
         self.outbox: Mailbox[Said] = Mailbox(4096)
         self.seating = Seating(config, built, observer=metrics, clock=clock)
@@ -161,32 +140,20 @@ class Core(Generic[P]):
             grammars=self._masking.enabled,
             image_tokens=built.base.image_tokens,
             image_side=built.base.image_side,
-            gives=wire is not None and config.role is not Role.DECODE,
-            takes=wire is not None and config.takes,
         )
-        self.handoffs = self._handoffs(built, wire)
         self._requests = self._sequences = 0  # so far
         self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
         self._draining_since: float | None = None
+        self._came_round = self._clock()
         self._load: Load | None = None
         self._load_pushed = self._stood = float("-inf")
         self._gaps: Counter[float] = Counter()  # seconds between tokens, of one pass
-
-    def _handoffs(self, built: Built[P], wire: Wire | None) -> Handoffs | None:
-        if wire is None or built.transfer is None:
-            return None
-        self._metrics.page_bytes = built.transfer.page_bytes
-        return Handoffs(
-            wire, built.transfer, self.seating, timeout_s=self._config.handoff_timeout_s,
-            observer=self._metrics, deliver=self._deliver, finish=self._end_given,
-        )  # fmt: skip
 
     def run(self) -> None:
         """Serve until drained. Raises DeviceLost or WireStalled; nothing else is expected."""
         while not self._drained:
             if not self.step():
                 self._hear(self.inbox.take(self._patience()))
-        self._flush()
         self._say(None, Goodbye("drained"))
 
     def drain(self) -> None:
@@ -194,24 +161,29 @@ class Core(Generic[P]):
         if self._draining_since is None:
             self._draining_since = self._clock()
 
+    @property
+    def draining(self) -> bool:
+        return self._draining_since is not None
+
+    @property
+    def still_s(self) -> float:
+        """Seconds since the loop last came round. For any thread."""
+        return self._clock() - self._came_round
+
     def cancel(self, request: Request) -> None:
         self.book.end(request, Finish.CANCELLED)
 
     def step(self) -> bool:
         """One round of the loop; False when there was nothing to compute."""
+        self._came_round = self._clock()
         self._hear(self.inbox.take())
         self._expire(self._clock())
         self._fail_loads()
         self._masking.refuse_invalid()
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
-        if self.handoffs:
-            self.handoffs.planned(self._clock())
         self._flush()
         computed = self._compute(plan)
-        if self.handoffs:
-            self.handoffs.computed(self._clock())
-            self.book.flush()
         if computed:
             self._flush()
         self._report(self._clock())
@@ -223,8 +195,7 @@ class Core(Generic[P]):
 
     def _patience(self) -> float:
         """How long the loop may sleep when nothing can be computed."""
-        handing = self.handoffs is not None and self.handoffs.busy
-        if self.residency.loading or self._masking.compiling or handing:
+        if self.residency.loading or self._masking.compiling:
             return POLL_S
         if self.book or self._draining_since is not None:
             return 10 * POLL_S  # deadlines and grants run out
@@ -242,9 +213,6 @@ class Core(Generic[P]):
                 case Grant(name, granted):
                     if request := self.book.find(connection, name):
                         request.grant(granted)
-                case Forgo(name):
-                    if self.handoffs and (request := self.book.find(connection, name)):
-                        self.handoffs.forgo(request, self._clock())
                 case Prefetch(adapter):
                     self.residency.prefetch(adapter.digest)
                 case Retire(digest):
@@ -259,9 +227,6 @@ class Core(Generic[P]):
                 case Gone():
                     for request in self.book.of(connection):
                         self.book.end(request, Finish.CANCELLED)
-                case news:
-                    if self.handoffs:
-                        self.handoffs.hear(news, self._clock())
 
     def _submit(self, connection: int, submit: Submit) -> None:
         if self.book.find(connection, submit.request):
@@ -281,8 +246,6 @@ class Core(Generic[P]):
         if self._draining_since is not None:
             raise Refusal(RefusalCode.DRAINING, "this engine is leaving")
         limit = self._limits.admit(submit)
-        if self.handoffs:
-            self.handoffs.require_new(submit)
         self._door.admit(connection, submit)
         now = self._clock()
         self._requests += 1
@@ -298,8 +261,6 @@ class Core(Generic[P]):
         self._masking.compile(request)
         request.choices = [self._choice(request, index) for index in range(submit.n)]
         self.book.add(request)
-        if self.handoffs:
-            self.handoffs.add(request, now)
         for sequence in request.choices:
             self.scheduler.add(sequence)
         if request.deadline is not None:
@@ -424,30 +385,16 @@ class Core(Generic[P]):
         if fresh and sequence.prompt_computed == len(request.submit.tokens):
             self.book.note(request)
         if item.chunk.draw is not None and drawn.token is not None:
-            self._emit(sequence, drawn.token, drawn.logprobs, self._taken_in)
+            self._emit(sequence, drawn.token, drawn.logprobs)
         return fresh
 
-    def _deliver(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
-        """The first token of a prompt that another engine computed."""
-        now, request = self._clock(), sequence.request
-        request.spent += 1
-        self.book.note(request)
-        self._emit(sequence, token, logprobs, now)
-
-    def _end_given(self, sequence: Sequence, terminal: Output | None, error: str) -> None:
-        """The pages of a prompt computed for another engine have left, or will not."""
-        finish = terminal.finish if terminal and terminal.finish else Finish.ERROR
-        self.book.finish(sequence, finish, error, terminal)
-
-    def _emit(
-        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float
-    ) -> None:
-        gap = sequence.course.drew(now)
+    def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
+        gap = sequence.course.drew(self._taken_in)
         if gap is not None:
             self._gaps[gap] += 1
         else:
             self._metrics.vllm.prefilled(
-                len(sequence.request.submit.tokens), now - sequence.course.arrived
+                len(sequence.request.submit.tokens), self._taken_in - sequence.course.arrived
             )
         request, finish = sequence.request, sequence.accept(token)
         kept = sequence.stop_token is None
@@ -458,9 +405,7 @@ class Core(Generic[P]):
             error=f"grammar: {sequence.fault}" if finish is Finish.ERROR else "",
             wants=None if finish else self._ask(request),
         )
-        if self.handoffs and request.gives and finish in (Finish.LENGTH, Finish.STOP):
-            self.handoffs.drew(request, First(token, logprobs, output), now)
-        elif finish:
+        if finish:
             self.book.finish(sequence, finish, output=output)
         else:
             self.book.output(request, output)
@@ -520,6 +465,7 @@ class Core(Generic[P]):
             self.seating.eviction.pages,
             self.pool.num_pages,
             self.residency.resident,
+            self.draining,
         )
 
     def _say(self, connection: int | None, message: ToGateway) -> None:

@@ -128,7 +128,7 @@ class Server:
             async with asyncio.timeout(HELLO_S):
                 greeting = await peer.receive()
             if problem := self._problem(greeting):
-                await peer.send(Goodbye(problem))
+                await peer.send(Goodbye(problem, VERSION))
                 return
             self._peers[number] = peer
             self._write(number, self._welcome)

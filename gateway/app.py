@@ -44,7 +44,7 @@ from gateway.dashboard.site import Site
 from gateway.dashboard.sources import Sources
 from gateway.db import Database
 from gateway.expiry import CreditExpiry
-from gateway.fleet.directory import Static
+from gateway.fleet.directory import open_directory
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.http import Asgi, Receive, Scope, Send
@@ -106,8 +106,9 @@ class Application:
         self._settings = settings
         self._metrics = Metrics()
         self._fleet = Fleet(
-            Static(settings.engines),
+            open_directory(settings.engines, settings.redis_url),
             gateway=new_id("log"),
+            silence_s=settings.engine_silence_s,
             credentials=settings.engine_credentials,
         )
         self._routes: Asgi | None = None

@@ -109,7 +109,7 @@ class Settings:
     data_dir: Path  # see DataDir
     model_dir: Path  # tokenizer and chat template of the base
     served_model_name: str  # the base's public name, reserved in every project
-    engines: tuple[str, ...]  # addresses: "unix:/path", "tcp:host:port" or "tls:host:port"
+    engines: tuple[str, ...]  # addresses, or where they are told: see fleet/directory.py
     engine_ssl_ca_certs: Path | None = None  # whose certificates engines must show; None: system's
     engine_ssl_certfile: Path | None = None  # shown to engines that ask for one
     engine_ssl_keyfile: Path | None = None
@@ -130,6 +130,7 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    engine_silence_s: float = 30.0  # after which an engine whose loop does not answer is lost
     usage_retention_days: int | None = None  # of single events; None: for ever
     alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
@@ -168,7 +169,10 @@ class Settings:
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"{name}={getattr(self, name)} must be between 0 and 65535")
-        for name in ("max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s"):
+        for name in (
+            "max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s",
+            "engine_silence_s",
+        ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
         for name in ("ssl", "engine_ssl"):

@@ -46,7 +46,7 @@ class Health:
             "limits": "shared" if self._shared_limits() else DEGRADED,
             "snapshot_age_seconds": round(self._snapshot_age(), 3),
             "engines": [
-                {"engine": number, "up": member.client is not None}
+                {"engine": number, "up": not _trouble(member), "state": _trouble(member) or "up"}
                 for number, member in enumerate(self._fleet.members)
             ],
         }
@@ -54,6 +54,17 @@ class Health:
     def state(self) -> dict[str, Any]:
         """For the page: the engines as a visitor may see them."""
         return {"ready": self.ready, "engines": [_engine(m) for m in self._fleet.members]}
+
+
+def _trouble(member: Member) -> str:
+    """Without addresses: anybody may read it."""
+    if member.unfit:
+        return member.unfit
+    if member.draining:
+        return "draining: it finishes what it has"
+    if not member.takes:
+        return "unreachable"
+    return "late: its loop has not answered for a while" if member.late else ""
 
 
 def _engine(member: Member) -> dict[str, Any]:

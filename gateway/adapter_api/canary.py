@@ -27,6 +27,7 @@ from gateway.adapter_api.divergence import SAME, divergence, limit_of, mean
 from gateway.errors import AdapterRefused, NoEngine, Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.member import Member
+from gateway.fleet.router import Wish
 from gateway.ids import new_id
 
 TOP = 20  # tokens compared at each position, and the rest as one
@@ -72,7 +73,7 @@ class Canary:
         """Raises AdapterRefused, NoEngine, Unavailable."""
         if not self._enabled:
             return Tried(warnings=(UNTRIED,))
-        member = self._fleet.choose(adapter.digest)
+        member = self._fleet.first.choose(Wish(adapter.digest))
         probe = self._fitted(member, adapter)
         served = await _served(member, adapter, probe)
         if any(not math.isfinite(logprob) for fact in served for _, logprob in fact.top):

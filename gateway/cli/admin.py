@@ -72,6 +72,7 @@ def _families() -> Iterable[Family]:
             {"doctor": "look at GPU, stores, clocks, configuration and books, and say what to do"},
         ),
         Family("top", "add", {"top": "watch engines, tenants and adapters live"}),
+        Family("drain", "add", {"drain": "have an engine finish what it has, and end"}),
         Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
         Family("prepare", "add_prepare", {"prepare": "migrate the database, note the base model"}),
     )

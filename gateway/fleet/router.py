@@ -1,41 +1,220 @@
 """Which engine runs this request.
 
-Warm first: an engine that holds the adapter and has headroom. Otherwise the rendezvous winner
-with headroom, so that cold loads of one adapter land on one engine and an engine that joins or
-leaves moves only its own share. Otherwise the least loaded. Pure: the fleet's view is an argument.
+First an engine where the beginning of this conversation was computed; then one that holds the
+adapter; then the rendezvous winner, so that cold loads of one adapter land on one engine whichever
+gateway decides, and an engine that joins or leaves moves only its own share; then the least loaded.
+All but the last only within a bound on the engine's load: what is popular spreads.
+
+What it knows of engines is refreshed with every decision in a small fleet, else by ``refresh``.
+Belongs to one event loop. A decision takes microseconds among a thousand engines, so loads and
+names are kept in arrays; their places are ``Seat.place``.
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Hashable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.fleet.prefixes import Prefixes
 
 SATURATED = 0.90  # share of the requests an engine allows us that are open
+RELAXED = 0.25  # an engine below this takes what it is best for, however idle the others are
+SPREAD = 1.25  # beyond that, how far above the mean load it may be
+SMALL = 16  # engines that are looked at before every decision
+SAMPLED = 4  # of many warm engines, how many are compared
+MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
+OPEN, SHUT = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0)
 
 
 class Candidate(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def usable(self) -> bool: ...
+    @property
     def load(self) -> float: ...  # 0 idle, 1 full
     @property
-    def resident(self) -> AbstractSet[str]: ...  # digests of adapters on its device
+    def share(self) -> float: ...  # of its load that one more request makes
+    @property
+    def resident(self) -> AbstractSet[str]: ...  # digests on its device; another set after a change
 
 
 C = TypeVar("C", bound=Candidate)
 
 
-def choose(members: Sequence[C], digest: str | None) -> C:
-    """Pick one member; a digest of None asks for the base alone. ``members`` is not empty."""
-    assert members, "choose among at least one engine"
-    headroom = [member for member in members if member.load < SATURATED]
-    if not headroom or digest is None:
-        return min(members, key=lambda member: member.load)
-    warm = [member for member in headroom if digest in member.resident]
-    if warm:
-        return min(warm, key=lambda member: member.load)
-    return max(headroom, key=lambda member: _affinity(member.name, digest))
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What matters about a request here."""
+
+    digest: str | None = None  # of its adapter; None: the base alone
+    tenant: str = ""
+    tokens: Sequence[int] = ()  # of its prompt
 
 
-def _affinity(name: str, digest: str) -> bytes:
-    return blake2b(f"{name}/{digest}".encode(), digest_size=8).digest()
+@dataclass(slots=True, eq=False)
+class Seat(Generic[C]):
+    """One engine among others, for as long as it stays."""
+
+    member: C
+    place: int
+    load: float = 1.0
+    resident: AbstractSet[str] = frozenset()
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Router(Generic[C]):
+    page_tokens: int = 64
+    _seats: list[Seat[C]] = field(default_factory=list)
+    _by_member: dict[Hashable, Seat[C]] = field(default_factory=dict)
+    _warm: dict[str, list[Seat[C]]] = field(default_factory=dict)
+    _prefixes: Prefixes[Seat[C]] = field(default_factory=Prefixes)
+    _keys: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(8, np.uint64))
+    _loads: npt.NDArray[np.float64] = field(default_factory=lambda: np.ones(8))
+    _open: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(8, np.uint64))
+    _scores: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(8, np.uint64))
+    _bound: float = RELAXED
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def join(self, member: C) -> None:
+        """Idempotent."""
+        if id(member) in self._by_member:
+            return
+        seat = Seat(member, len(self._seats))
+        if seat.place == len(self._keys):
+            self._grow()
+        self._by_member[id(member)] = seat
+        self._seats.append(seat)
+        self._keys[seat.place] = _stable(member.name)
+        self._look(seat)
+
+    def leave(self, member: C) -> None:
+        """Idempotent. Whoever was last takes the place."""
+        seat = self._by_member.pop(id(member), None)
+        if seat is None:
+            return
+        seat.gone = True
+        self._cool(seat, seat.resident)
+        last = self._seats.pop()
+        if last is not seat:
+            self._seats[seat.place] = last
+            self._keys[seat.place] = self._keys[last.place]
+            last.place = seat.place
+            self._weigh(last, last.load)
+
+    def refresh(self) -> None:
+        """Look at every engine anew."""
+        for seat in self._seats:
+            self._look(seat)
+        if count := len(self._seats):
+            loads = self._loads[:count]
+            self._bound = min(max(RELAXED, SPREAD * float(loads.mean())), SATURATED)
+            self._open[:count] = np.where(loads < self._bound, OPEN, SHUT)
+
+    def choose(self, wish: Wish, *, tried: Collection[C] = ()) -> C | None:
+        """None where every engine was tried or is not usable."""
+        if len(self._seats) <= SMALL:
+            self.refresh()
+        keys = self._prefixes.keys(_salt(wish), wish.tokens, self.page_tokens)
+        while True:
+            seat = self._seat(wish, keys, tried)
+            if seat is None or seat.member.usable:
+                break
+            self.leave(seat.member)
+        if seat is None:
+            return None
+        self._weigh(seat, seat.load + seat.member.share)
+        self._prefixes.note(keys, seat)
+        return seat.member
+
+    def _seat(self, wish: Wish, keys: Sequence[int], tried: Collection[C]) -> Seat[C] | None:
+        digest = wish.digest
+        for seat in self._prefixes.known(keys):
+            if self._takes(seat, tried) and (digest is None or digest in seat.resident):
+                return seat
+        if digest is not None:
+            if (warm := self._warmest(digest, tried)) is not None:
+                return warm
+            return self._winner(_stable(digest), tried)
+        if keys:
+            return self._winner(np.uint64(keys[-1] & 0xFFFFFFFFFFFFFFFF), tried)
+        return self._idlest(tried)
+
+    def _takes(self, seat: Seat[C], tried: Collection[C]) -> bool:
+        return not seat.gone and seat.load < self._bound and seat.member not in tried
+
+    def _warmest(self, digest: str, tried: Collection[C]) -> Seat[C] | None:
+        """The least loaded that holds it; of many, of a few drawn at random."""
+        warm = self._warm.get(digest, ())
+        if len(warm) > SAMPLED:
+            warm = [warm[int(random.random() * len(warm))] for _ in range(SAMPLED)]  # noqa: S311
+        fit = [seat for seat in warm if self._takes(seat, tried)]
+        return min(fit, key=_load_of) if fit else None
+
+    def _winner(self, key: np.uint64, tried: Collection[C]) -> Seat[C] | None:
+        count = len(self._seats)
+        if not count:
+            return None
+        scores = self._scores[:count]
+        np.bitwise_xor(self._keys[:count], key, out=scores)
+        np.multiply(scores, MIX, out=scores)
+        np.bitwise_and(scores, self._open[:count], out=scores)
+        for member in tried:
+            if (seat := self._by_member.get(id(member))) is not None:
+                scores[seat.place] = 0
+        best = int(scores.argmax())
+        return self._seats[best] if scores[best] else self._idlest(tried)
+
+    def _idlest(self, tried: Collection[C]) -> Seat[C] | None:
+        if not tried and (count := len(self._seats)):
+            return self._seats[int(self._loads[:count].argmin())]
+        left = [seat for seat in self._seats if seat.member not in tried]
+        return min(left, key=_load_of, default=None)
+
+    def _look(self, seat: Seat[C]) -> None:
+        self._weigh(seat, seat.member.load)
+        now = seat.member.resident
+        if now is not seat.resident:
+            before, seat.resident = seat.resident, now
+            self._cool(seat, before - now)
+            for digest in now - before:
+                self._warm.setdefault(digest, []).append(seat)
+
+    def _weigh(self, seat: Seat[C], load: float) -> None:
+        seat.load = self._loads[seat.place] = load
+        self._open[seat.place] = OPEN if load < self._bound else SHUT
+
+    def _cool(self, seat: Seat[C], digests: AbstractSet[str]) -> None:
+        for digest in digests:
+            warm = self._warm[digest]
+            warm.remove(seat)
+            if not warm:
+                del self._warm[digest]
+
+    def _grow(self) -> None:
+        more = len(self._keys)
+        self._keys = np.concatenate([self._keys, np.zeros(more, np.uint64)])
+        self._loads = np.concatenate([self._loads, np.ones(more)])
+        self._open = np.concatenate([self._open, np.zeros(more, np.uint64)])
+        self._scores = np.zeros(2 * more, np.uint64)
+
+
+def _load_of(seat: Seat[C]) -> float:
+    return seat.load
+
+
+def _salt(wish: Wish) -> int:
+    return int(_stable(f"{wish.tenant}/{wish.digest}")) if wish.tokens else 0
+
+
+def _stable(text: str) -> np.uint64:
+    """The same in every gateway."""
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest))

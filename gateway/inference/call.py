@@ -72,7 +72,8 @@ class Call:
         submits = order.submits(self._purse)
         self._answer = Answer(order, services.tokenizer)
         stopped = self._answer.stopped
-        self._generation = Generation(services.fleet, submits, self._purse, stopped=stopped)
+        crew = services.fleet.of(order.target.base_model)
+        self._generation = Generation(crew, submits, self._purse, stopped=stopped)
         self._timing = services.metrics.timing(frames.endpoint)
 
     async def run(self, request: Asked) -> None:

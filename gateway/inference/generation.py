@@ -1,12 +1,16 @@
 """The engine's side of one request: one stream of outputs per prompt, placed on some engine.
 
-An engine that refuses has not started, so another is tried. An engine lost later is not replaced:
-part of the answer may have been shown. The engine's outcomes are told as the gateway's errors.
+An engine that refuses has not started, so another is tried; so it is where one was lost before
+anything of the answer came. An engine lost later is not replaced: part of the answer may have been
+shown. The engine's outcomes are told as the gateway's errors.
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+
+from msgspec import structs
 
 from engine.client import EngineLost as ConnectionDied
 from engine.client import RequestRefused, Stream
@@ -17,14 +21,17 @@ from gateway.errors import (
     EngineLost,
     GatewayError,
     InvalidRequest,
+    NoEngine,
     Unavailable,
 )
-from gateway.fleet.fleet import RETRY_SECONDS, Fleet
+from gateway.fleet.crew import RETRY_SECONDS, Crew
 from gateway.fleet.member import Member
+from gateway.fleet.router import Wish
 from gateway.inference.meter import Purse
 
 Batch = tuple[int, list[Output]]  # which prompt, and everything that arrived for it
 MOST_AT_ONCE = 32  # prompts of one request that run together
+MOST_LOST = 2  # engines that one prompt may lose before it is given up
 CANCEL_SECONDS = 2.0  # the longest wait for an engine's last count
 ELSEWHERE = frozenset({RefusalCode.QUEUE_FULL, RefusalCode.DRAINING})  # worth another engine
 
@@ -34,7 +41,7 @@ class Generation:
 
     def __init__(
         self,
-        fleet: Fleet,
+        crew: Crew,
         submits: Sequence[Submit],
         purse: Purse | None = None,
         *,
@@ -42,7 +49,7 @@ class Generation:
     ) -> None:
         """``stopped``: choices of a prompt of which nothing more will be shown, whatever comes."""
         self._stopped, self._dropped = stopped, set[tuple[int, int]]()
-        self._fleet = fleet
+        self._crew = crew
         self._submits = submits
         self._purse = purse
         self._streams: dict[int, Stream] = {}
@@ -60,16 +67,20 @@ class Generation:
         return [(position, stream.take()) for position, stream in self._streams.items()]
 
     async def _prompt(self, position: int) -> AsyncGenerator[Batch, None]:
-        submit = self._submits[position]
+        submit, began, lost = self._submits[position], time.monotonic(), 0
         tried: list[Member] = []
+        failure: GatewayError | None = None
         while True:
-            member = self._place(submit, tried)
+            member = self._place(submit, tried, failure)
+            tried.append(member)
+            heard = False
             try:
                 async with member.generate(submit) as stream:
                     self._streams[position] = stream
                     self._name(member, position)
                     outputs = await stream.batch()
                     while outputs:
+                        heard = True
                         yield position, outputs
                         if submit.n > 1:
                             self._drop(stream, position)
@@ -83,14 +94,14 @@ class Generation:
                         outputs = await stream.batch()
                     return
             except RequestRefused as refused:
-                tried.append(member)
-                if refused.code not in ELSEWHERE or len(tried) >= len(self._fleet.ready):
-                    raise _told(refused) from refused
-            except ConnectionDied as lost:
-                raise EngineLost(
-                    "The engine was lost while it worked on this request.",
-                    retry_after=RETRY_SECONDS,
-                ) from lost
+                failure = _told(refused)
+                if refused.code not in ELSEWHERE:
+                    raise failure from refused
+            except ConnectionDied as died:
+                failure, lost = _lost(), lost + 1
+                if heard or lost > MOST_LOST:
+                    raise failure from died
+                submit = _again(self._submits[position], lost, time.monotonic() - began)
 
     def _drop(self, stream: Stream, position: int) -> None:
         """The engine need not go on with what a stop string has ended here."""
@@ -99,9 +110,17 @@ class Generation:
                 self._dropped.add((position, choice))
                 stream.drop(choice)
 
-    def _place(self, submit: Submit, tried: list[Member]) -> Member:
+    def _place(
+        self, submit: Submit, tried: Sequence[Member], failure: GatewayError | None
+    ) -> Member:
+        """Raises the last failure where nobody is left to be tried."""
         digest = submit.adapter.digest if submit.adapter else None
-        return self._fleet.choose(digest, tried=tried)
+        try:
+            return self._crew.choose(Wish(digest, submit.tenant, submit.tokens), tried=tried)
+        except NoEngine:
+            if failure is None:
+                raise
+        raise failure
 
     def _name(self, member: Member, position: int) -> None:
         if position == 0 and (welcome := member.welcome):
@@ -114,6 +133,19 @@ async def _paid(purse: Purse, stream: Stream, position: int) -> bool:
     if total is not None:
         stream.grant(total)
     return not purse.ended(position)
+
+
+def _again(submit: Submit, lost: int, elapsed_s: float) -> Submit:
+    """Under a name of its own: the engine that was lost may have recorded what it began."""
+    left = submit.deadline_ms
+    if left is not None:
+        left = max(left - int(elapsed_s * 1000), 1)
+    return structs.replace(submit, request=f"{submit.request}+{lost}", deadline_ms=left)
+
+
+def _lost() -> EngineLost:
+    text = "The engine was lost while it worked on this request."
+    return EngineLost(text, retry_after=RETRY_SECONDS)
 
 
 async def _stop(stream: Stream) -> None:

@@ -9,6 +9,7 @@ from msgspec import structs
 from engine.protocol import Image
 from gateway.catalog.target import Target
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.fleet.crew import Crew
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
@@ -67,6 +68,7 @@ class Intake:
         album = self._sight.album() if self._sight else None
         asked = read_chat(body, album)
         target = self._names.resolve(principal, asked.options.model, subject_of(body))
+        crew = self._fleet.of(target.base_model)
         calling = self._calls.calling(asked.tools)
         structure = self._calls.structure(calling, asked.options.structure)
         messages, how = self._calls.prompt(asked.messages, asked.rendering, calling)
@@ -76,10 +78,10 @@ class Intake:
         tokens = await self._prompts.of_chat(messages, how)
         images: list[Image] = []
         if self._sight is not None and album is not None and album.attachments:
-            self._require_seen(self._sight, options)
-            context = self._fleet.context
+            self._require_seen(crew, self._sight, options)
+            context = crew.context
             tokens, images = await self._sight.images(tokens, album, context=context)
-        tokens = self._kept(tokens, options)
+        tokens = _kept(tokens, options, crew)
         order = self._order(
             request_id,
             principal,
@@ -92,8 +94,8 @@ class Intake:
         )
         return replace(order, images=images) if images else order
 
-    def _require_seen(self, sight: Sight, options: Options) -> None:
-        if self._fleet.image_tokens != sight.seeing.tokens:
+    def _require_seen(self, crew: Crew, sight: Sight, options: Options) -> None:
+        if crew.image_tokens != sight.seeing.tokens:
             raise UnsupportedParameter("The engines here read text only.", param="messages")
         if options.last_tokens is not None:
             raise InvalidRequest(
@@ -114,7 +116,7 @@ class Intake:
                 if isinstance(prompt, str)
                 else self._prompts.of_tokens(prompt, path)
             )
-            kept = self._kept(tokens, asked.options)
+            kept = _kept(tokens, asked.options, self._fleet.of(target.base_model))
             prompts.append(kept)
             if asked.echo:
                 as_written = isinstance(prompt, str) and len(kept) == len(tokens)
@@ -133,7 +135,8 @@ class Intake:
     async def embedding(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_embeddings(body)
         target = self._names.resolve(principal, asked.options.model, subject_of(body))
-        self._require_dimensions(asked.embedding.dimensions)
+        crew = self._fleet.of(target.base_model)
+        _require_dimensions(asked.embedding.dimensions, crew)
         several = len(asked.inputs) > 1
         prompts: list[list[int]] = []
         for i, text in enumerate(asked.inputs):
@@ -143,8 +146,8 @@ class Intake:
                 if isinstance(text, str)
                 else self._prompts.of_tokens(text, path)
             )
-            kept = self._kept(tokens, asked.options)
-            require_room(len(kept), self._fleet.context, param=path)
+            kept = _kept(tokens, asked.options, crew)
+            require_room(len(kept), crew.context, param=path)
             prompts.append(kept)
         if (total := sum(map(len, prompts))) > MOST_INPUT_TOKENS:
             raise out_of_range(f"{total} tokens long", f"at most {MOST_INPUT_TOKENS}", "input")
@@ -158,11 +161,6 @@ class Intake:
             param="input",
         )
         return replace(order, embedding=asked.embedding)
-
-    def _require_dimensions(self, wanted: int | None) -> None:
-        most = self._fleet.hidden_size
-        if wanted is not None and wanted > most:
-            raise out_of_range(wanted, f"at most {most}, as this model has", "dimensions")
 
     def _order(
         self,
@@ -191,7 +189,7 @@ class Intake:
             target=target,
             options=options,
             prompts=prompts,
-            room=require_room(longest, self._fleet.context, param=param),
+            room=require_room(longest, self._fleet.of(target.base_model).context, param=param),
             deadline_ms=self._deadline_ms,
             tier=tier,
             priority=tier.priority if tier else 0,
@@ -219,15 +217,6 @@ class Intake:
     async def _followed(self, structure: Structure | None) -> Grammar | None:
         return None if structure is None else await self._grammars.require(structure)
 
-    def _kept(self, tokens: list[int], options: Options) -> list[int]:
-        """The end of a prompt, where the client would rather lose its beginning."""
-        count = options.last_tokens
-        if count is None:
-            return tokens
-        if count < 0:
-            count = max(self._fleet.context - max(options.max_tokens or 1, 1), 1)
-        return tokens[-count:]
-
     def _served(self, asked: Tier | None) -> Tier | None:
         return Tier.DEFAULT if asked is Tier.PRIORITY and not self._priority_tier else asked
 
@@ -245,6 +234,22 @@ class Intake:
                         f"{field} names token {token}; the vocabulary has {size} tokens.",
                         param=field,
                     )
+
+
+def _kept(tokens: list[int], options: Options, crew: Crew) -> list[int]:
+    """The end of a prompt, where the client would rather lose its beginning."""
+    count = options.last_tokens
+    if count is None:
+        return tokens
+    if count < 0:
+        count = max(crew.context - max(options.max_tokens or 1, 1), 1)
+    return tokens[-count:]
+
+
+def _require_dimensions(wanted: int | None, crew: Crew) -> None:
+    most = crew.hidden_size
+    if wanted is not None and wanted > most:
+        raise out_of_range(wanted, f"at most {most}, as this model has", "dimensions")
 
 
 def subject_of(body: Object) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from prometheus_client import Gauge
 
 from gateway.errors import Unavailable
-from gateway.fleet.fleet import RETRY_SECONDS
+from gateway.fleet.crew import RETRY_SECONDS
 
 
 class Room:

@@ -6,6 +6,7 @@ Nothing is generated and no token is billed; as a request it counts.
 from typing import Any
 
 from gateway.errors import InvalidRequest
+from gateway.fleet.crew import Crew
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
@@ -33,7 +34,7 @@ class Tokenization:
     async def tokens(self, body: Object, principal: Principal) -> dict[str, Any]:
         """Of a ``prompt``, or of a chat's ``messages`` as its template renders them."""
         fields = Fields(body)
-        self._require_model(fields, principal)
+        crew = self._crew(fields, principal)
         spelled = fields.flag("return_token_strs")
         text = fields.text("prompt")
         if text is None and body.get("messages") is None:
@@ -56,14 +57,14 @@ class Tokenization:
         name = self._prompts.tokenizer.text_of
         return {
             "count": len(tokens),
-            "max_model_len": self._fleet.context,
+            "max_model_len": crew.context,
             "tokens": tokens,
             "token_strs": [name(token) for token in tokens] if spelled else None,
         }
 
     async def text(self, body: Object, principal: Principal) -> dict[str, Any]:
         fields = Fields(body)
-        self._require_model(fields, principal)
+        self._crew(fields, principal)
         values = fields.take("tokens")
         if values is None:
             raise missing("tokens")
@@ -81,10 +82,11 @@ class Tokenization:
             "tokenizer_class": "PreTrainedTokenizerFast",
             **{name: named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
             "chat_template": self._prompts.template,
-            "model_max_length": self._fleet.context,
+            "model_max_length": self._fleet.first.context,
         }
 
-    def _require_model(self, fields: Fields, principal: Principal) -> None:
+    def _crew(self, fields: Fields, principal: Principal) -> Crew:
         """All names of one base have one tokenizer; a name that is given must exist."""
-        if "model" in fields.unread:
-            self._names.resolve(principal, read_model(fields))
+        if "model" not in fields.unread:
+            return self._fleet.first
+        return self._fleet.of(self._names.resolve(principal, read_model(fields)).base_model)

@@ -4,6 +4,7 @@ Money is not shared out: a budget must not be spent twice. Without the store not
 admitted against one, and what runs ends with the money that it has reserved.
 """
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from redis.exceptions import RedisError
 from gateway.errors import QuotaBackendUnavailable
 from gateway.limits.memory import MemoryStore
 from gateway.limits.store import Ask, Extension, Kind, Open, Purse, Store, Verdict
-from gateway.patience import Patience
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class DegradingStore:
     ) -> None:
         self._shared = shared
         self._local = MemoryStore(lambda: int(clock() * 1000))
-        self._patience = Patience(deadline_s)
+        self._deadline_s = deadline_s
         self._replicas = replicas
         self._clock = clock
         self._failures = 0
@@ -132,7 +132,7 @@ class DegradingStore:
             question.close()
             return None
         try:
-            with self._patience.wait():
+            async with asyncio.timeout(self._deadline_s):
                 answer = await question
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             self._failed(error)

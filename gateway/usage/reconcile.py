@@ -5,7 +5,8 @@ A difference is a fault of ours, and is told with its place. What the ledger lea
 is no difference, but is counted: tokens past a stop string, an answer that its engine's death or
 its gateway's cut short, the one token behind an echo. An engine that is killed leaves no final
 count of what ran; that is billed by what arrived from it. A line of a batch is billed once, for
-the attempt that answered it, and not at all where none did. Requests of the last minute may still
+the attempt that answered it, and not at all where none did; a prompt that went to another engine
+because its first was lost, for the last one. Requests of the last minute may still
 be on their way into the ledger, and are counted as that.
 """
 
@@ -14,6 +15,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.protocol import Counts
 from gateway.db import Database
@@ -29,6 +32,7 @@ PARTS = 3  # of the database's own: roll-ups, dropped days, closed months
 MOST_TOLD = 20  # differences of one kind that are told one by one
 PART = re.compile(r"(req_[0-9a-f]{32}(?:~[\d.]+)?)-\d+")  # of a request with several prompts
 ATTEMPT = re.compile(r"(req_[0-9a-f]{32})~([\d.]+)")  # at a line of a batch
+TRY = re.compile(r"(.+)\+(\d+)")  # of a prompt whose engine was lost before anything came
 LOST = "an attempt at a batch's line was lost"
 CUT_SHORT = frozenset({Outcome.ENGINE_LOST, Outcome.FAILED, Outcome.CANCELLED, Outcome.DEADLINE})
 
@@ -215,10 +219,22 @@ def last_attempts(recorded: Mapping[str, Counts]) -> tuple[dict[str, Counts], di
     return found, lost
 
 
+def _last_tries(records: Iterable[Counts]) -> list[Counts]:
+    """Each prompt as the engine knows it that was asked last; earlier ones told nobody anything."""
+    last: dict[str, tuple[int, Counts]] = {}
+    for counts in records:
+        found = TRY.fullmatch(counts.request)
+        name, number = (found[1], int(found[2])) if found else (counts.request, 0)
+        known = last.get(name)
+        if known is None or number >= known[0]:
+            last[name] = number, msgspec.structs.replace(counts, request=name)
+    return [counts for _, counts in last.values()]
+
+
 def merged(pages: Iterable[Sequence[Counts]]) -> dict[str, Counts]:
     """By request: those with several prompts are one again."""
     found: dict[str, Counts] = {}
-    for counts in (each for page in pages for each in page):
+    for counts in _last_tries(each for page in pages for each in page):
         part = PART.fullmatch(counts.request)
         name = part[1] if part else counts.request
         known = found.get(name)

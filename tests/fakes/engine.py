@@ -89,6 +89,7 @@ class Knobs:
     die_after: int | None = None  # tokens of any one choice, then every connection is dropped
     hang_after: int | None = None  # tokens, then silence until cancelled
     deaf: bool = False  # Cancel is not acted upon
+    still: bool = False  # what asks the loop for something is not answered
     grant_timeout_s: float = 1.0
     grant_step: int = 16
 
@@ -181,7 +182,8 @@ class FakeEngine:
             task.cancel()
 
     def push_load(self, *, free_pages: int = 100, waiting: int = 0) -> None:
-        load = Load(self.open, waiting, free_pages, 100, list(self.resident))
+        resident = list(self.resident)
+        load = Load(self.open, waiting, free_pages, 100, resident, self._draining)
         for connection in self._connections.values():
             connection.write(load)
 
@@ -195,7 +197,7 @@ class FakeEngine:
                 connection.write(Goodbye("a token is asked for"))
                 return
             if not isinstance(hello, Hello) or hello.version != VERSION:
-                connection.write(Goodbye(f"expected Hello of version {VERSION}"))
+                connection.write(Goodbye(f"expected Hello of version {VERSION}", VERSION))
                 return
             self._connections[number] = connection
             connection.write(self.welcome)
@@ -233,7 +235,7 @@ class FakeEngine:
                 lines = [f"loratorio_engine_open {self.open}"]
                 lines += [f'loratorio_engine_tenant_running{{tenant="{t}"}} 0' for t in tenants]
                 connection.write(Metrics("\n".join([*lines, ""])))
-            case AskCounts(requests):
+            case AskCounts(requests) if not self.knobs.still:
                 for request in requests:
                     connection.write(self.record.get(request) or Counts(request))
             case AskRecorded(start, most):
@@ -246,6 +248,7 @@ class FakeEngine:
                     self.push_load()
             case Drain():
                 self._draining = True
+                self.push_load()
                 self._say_goodbye_when_idle()
 
     def _submit(

@@ -11,11 +11,13 @@ def get(path):
 async def test_ready_follows_the_engine_and_alive_does_not(tmp_path):
     async with serving(tmp_path) as server:
         ready = await ask(server.port, get("/readyz"))
-        assert (ready.status, ready.json["engines"]) == (200, [{"engine": 0, "up": True}])
+        assert ready.status == 200
+        assert ready.json["engines"] == [{"engine": 0, "up": True, "state": "up"}]
         server.engine._server.close()
         server.engine.die()
         await until(lambda: not server.health.ready)
-        assert (await ask(server.port, get("/readyz"))).status == 503
+        gone = await ask(server.port, get("/readyz"))
+        assert (gone.status, gone.json["engines"][0]["state"]) == (503, "unreachable")
         assert (await ask(server.port, get("/healthz"))).status == 200
 
 
