@@ -104,7 +104,7 @@ class RandomModel:
         return matcher.fork()
 
     def _draw(self, matchers: Sequence[Matcher], position: int) -> list[int]:
-        turns = [Turn(row, matcher, ()) for row, matcher in enumerate(matchers)]
+        turns = [Turn(row, matcher, [()]) for row, matcher in enumerate(matchers)]
         started = time.perf_counter()
         masks = self._grammars.masks(turns).result(WAIT_S)
         took = time.perf_counter() - started

@@ -11,6 +11,7 @@ from typing import Generic
 from engine.matcher import Grammars
 from engine.protocol import AskReference, BaseInfo, Verdict
 from engine.residency import AdapterMemory, HostCache, P
+from engine.speculation.proposer import Proposer
 from engine.step import Runner
 from engine.swap import PageSwap
 
@@ -27,6 +28,7 @@ class Built(Generic[P]):
     compiled: Callable[[], int] = lambda: 0  # kernels compiled since it was built
     ahead: bool = False  # launch returns before the pass is computed: plan the next meanwhile
     swap: PageSwap | None = None  # None: whoever yields is computed again
+    proposer: Proposer | None = None  # None: nobody guesses what comes next
     grammars: Grammars | None = None  # None: requests with a grammar are refused
     max_step_s: float | None = None  # what a pass with decodes should take when none is configured
     reference: Callable[[AskReference], Verdict] | None = None  # thread-safe; takes its time

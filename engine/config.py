@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.errors import ConfigError
+from engine.speculation.settings import SpeculationSettings
+
+SPECULATING = 64  # sequences that may have all their drafts in one pass: beyond, it hardly pays
 
 ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104  listening there says nothing about the way here
 
@@ -65,6 +68,8 @@ class EngineConfig:
     threads: int | None = None  # compute threads on CPU; None: the library's choice
     deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
     enforce_eager: bool = False
+
+    speculation: SpeculationSettings | None = None  # None: a token a pass
 
     max_model_len: int | None = None  # tokens, prompt plus completion; None: the model's own
     max_num_seqs: int = 256  # sequences per forward pass
@@ -149,6 +154,17 @@ class EngineConfig:
     def _at_least(self, name: str, value: int, least: int) -> None:
         if value < least:
             raise ConfigError(f"{name}={value} must be at least {least}")
+
+    @property
+    def draft_rows(self) -> int:
+        """Drafts of one pass."""
+        drafts = self.speculation.tokens if self.speculation else 0
+        return drafts * min(self.max_num_seqs, SPECULATING)
+
+    @property
+    def draw_rows(self) -> int:
+        """Tokens that one pass draws."""
+        return self.max_num_seqs + self.draft_rows
 
     @property
     def room(self) -> int:

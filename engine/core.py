@@ -8,7 +8,8 @@ thread is met at the two mailboxes.
 Where a runner computes beside the host (``Built.ahead``), the next pass is planned and launched
 while one is under way, before its tokens are known; only then are they waited for. A sequence that
 turns out to have ended is then in one pass too many, whose result for it is dropped. The tokens
-are the same either way.
+are the same either way. While drafts are verified (``speculation``) no pass runs ahead: what comes
+next depends on how many of them are kept.
 """
 
 import logging
@@ -31,6 +32,7 @@ from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
 from engine.mailbox import Mailbox
 from engine.masking import Begun, Masking
 from engine.metrics import EngineMetrics
+from engine.observer import Observer
 from engine.pages import Kind
 from engine.protocol import (
     AskCounts,
@@ -54,6 +56,8 @@ from engine.residency import P
 from engine.scheduler import Plan, Planned, Scheduler
 from engine.seating import Seating
 from engine.sequence import Phase, Request, Sequence
+from engine.speculation.proposer import Proposer
+from engine.speculation.speculation import Speculation
 from engine.standing import name_adapters, standing
 from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
 from engine.traces import RequestTraces
@@ -117,8 +121,10 @@ class Core(Generic[P]):
         self.seating = Seating(config, built, observer=metrics, clock=clock)
         self.pool, self.residency = self.seating.pool, self.seating.residency
         self.scheduler = Scheduler(
-            config, self.seating, max_step_s=built.max_step_s, observer=metrics, clock=clock
-        )
+            config, self.seating, max_step_s=built.max_step_s,
+            speculation=_speculation(config, built.proposer, metrics), observer=metrics,
+            clock=clock,
+        )  # fmt: skip
         self.book = Book(
             boot, record, metrics,
             release=self.scheduler.remove, say=self._say, clock=clock, traces=traces,
@@ -180,6 +186,7 @@ class Core(Generic[P]):
         self._expire(self._clock())
         self._fail_loads()
         self._masking.refuse_invalid()
+        caught_up = self.scheduler.speculates and self._catch_up()
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
         self._flush()
@@ -187,7 +194,7 @@ class Core(Generic[P]):
         if computed:
             self._flush()
         self._report(self._clock())
-        return computed
+        return computed or caught_up
 
     @property
     def _drained(self) -> bool:
@@ -338,6 +345,13 @@ class Core(Generic[P]):
             self._take_in(launched)
         return launched is not None or before is not None
 
+    def _catch_up(self) -> bool:
+        """Take in a pass under way, so that all tokens are known. Returns whether there was any."""
+        before, self._under_way = self._under_way, None
+        if before is not None:
+            self._take_in(before)
+        return before is not None
+
     def _launch(self, plan: Plan) -> UnderWay | Exception:
         now = self._clock()  # before: where nothing runs beside the host, launching computes
         return _guarded(lambda: UnderWay(plan, self._runner.launch(plan.step), launched=now))
@@ -351,14 +365,15 @@ class Core(Generic[P]):
         if isinstance(result, Exception):
             self._fail(plan, result)
             return
-        self._count_pass(under_way)
+        self._count_pass(under_way, kept=sum(len(drawn.further) for drawn in result.drawn))
         prompt = generated = 0
         for item, drawn in zip(plan.planned, result.drawn, strict=True):
             if item.sequence.phase is Phase.FINISHED:  # before this pass was over
-                item.sequence.request.spent -= item.chunk.draw is not None
+                item.sequence.request.spent -= item.draws
                 continue
+            before = item.sequence.generated
             prompt += self._absorb(item, drawn)
-            generated += drawn.token is not None
+            generated += item.sequence.generated - before
         self._metrics.tokens(prompt=prompt, generated=generated)
         for seconds, times in self._gaps.items():
             self._metrics.vllm.between(seconds, times)
@@ -368,7 +383,7 @@ class Core(Generic[P]):
         log.error("a pass of %d sequences failed", len(plan.planned), exc_info=error)
         self._metrics.failed_step()
         for item in plan.planned:
-            item.sequence.request.spent -= item.chunk.draw is not None
+            item.sequence.request.spent -= item.draws
             if item.sequence.phase is not Phase.FINISHED:
                 text = f"the forward pass failed ({type(error).__name__})"
                 self.book.finish(item.sequence, Finish.ERROR, text)
@@ -385,24 +400,34 @@ class Core(Generic[P]):
         if fresh and sequence.prompt_computed == len(request.submit.tokens):
             self.book.note(request)
         if item.chunk.draw is not None and drawn.token is not None:
-            self._emit(sequence, drawn.token, drawn.logprobs)
+            self._emit(item, (drawn, *drawn.further))
         return fresh
 
-    def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
-        gap = sequence.course.drew(self._taken_in)
-        if gap is not None:
-            self._gaps[gap] += 1
-        else:
-            self._metrics.vllm.prefilled(
-                len(sequence.request.submit.tokens), self._taken_in - sequence.course.arrived
-            )
-        request, finish = sequence.request, sequence.accept(token)
-        kept = sequence.stop_token is None
+    def _emit(self, item: Planned, rows: tuple[Drawn, ...]) -> None:
+        """Take the tokens of one pass, up to one that ends the sequence."""
+        sequence = item.sequence
+        request, count, error = sequence.request, 0, ""
+        tokens, logprobs, finish = list[int](), list[TokenLogprobs](), None
+        for row in rows:
+            if row.failed or row.token is None:
+                self.scheduler.distrust(sequence)
+                finish, error = Finish.ERROR, row.failed
+                break
+            count += 1
+            finish = sequence.accept(row.token)
+            if sequence.stop_token is None:
+                tokens.append(row.token)
+                logprobs += [row.logprobs] if row.logprobs else []
+            if finish:
+                error = f"grammar: {sequence.fault}" if finish is Finish.ERROR else ""
+                break
+        self.scheduler.took_tokens(item, count)
+        self._clock_token(sequence)
         output = sequence.say(
-            [token] if kept else [],
-            [logprobs] if logprobs and kept else None,
+            tokens,
+            logprobs or None,
             finish=finish,
-            error=f"grammar: {sequence.fault}" if finish is Finish.ERROR else "",
+            error=error,
             wants=None if finish else self._ask(request),
         )
         if finish:
@@ -410,14 +435,24 @@ class Core(Generic[P]):
         else:
             self.book.output(request, output)
 
-    def _count_pass(self, under_way: UnderWay) -> None:
+    def _clock_token(self, sequence: Sequence) -> None:
+        gap = sequence.course.drew(self._taken_in)
+        if gap is not None:
+            self._gaps[gap] += 1
+        else:
+            self._metrics.vllm.prefilled(
+                len(sequence.request.submit.tokens), self._taken_in - sequence.course.arrived
+            )
+
+    def _count_pass(self, under_way: UnderWay, *, kept: int) -> None:
         plan, started = under_way.plan, under_way.launched
         rows = {item.chunk.adapter for item in plan.planned}
         base = NO_ADAPTER in rows
         now = self._clock()
         seconds = now - max(started, self._taken_in)  # it began when the one before it ended
         self._taken_in = now
-        self.scheduler.took(plan, seconds)
+        alone = self._ahead and not plan.drafts  # the host's work is beside it
+        self.scheduler.took(plan, seconds, kept=kept, whole=seconds if alone else now - plan.began)
         self._metrics.step(seconds, len(rows) - base, base, len(plan.planned))
         for item in plan.planned:
             request, course = item.sequence.request, item.sequence.course
@@ -471,6 +506,16 @@ class Core(Generic[P]):
     def _say(self, connection: int | None, message: ToGateway) -> None:
         if not self.outbox.put(Said(connection, message), timeout_s=STALL_S):
             raise WireStalled(f"the wire's thread took nothing for {STALL_S} s")
+
+
+def _speculation(
+    config: EngineConfig, proposer: Proposer | None, observer: Observer
+) -> Speculation | None:
+    if proposer is None or config.speculation is None:
+        return None
+    return Speculation(
+        proposer, most=config.speculation.tokens, rows=config.draft_rows, observer=observer
+    )
 
 
 def _guarded(work: Callable[[], T]) -> T | Exception:

@@ -7,6 +7,7 @@ interpreter's lock, so they cost the loop only what the pass itself does not hid
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,9 @@ class GrammarMatcher:
 
     def take(self, token: int) -> None:
         self.inner.consume_token(token)
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        return self.inner.validate_tokens(list(tokens))
 
     def fork(self) -> "GrammarMatcher":
         return GrammarMatcher(self.inner.deep_copy())
@@ -90,15 +94,23 @@ class LlGrammars:
 
     def _masks(self, turns: Sequence[Turn]) -> Masks:
         words = -(-self._tokenizer.result().vocab_size // 32)
-        bits = np.zeros((len(turns), words), dtype=np.int32)
-        matchers = [(_inner(turn.matcher), row) for row, turn in enumerate(turns)]
-        self._executor.unsafe_compute_mask_ptr(
-            matchers, bits.ctypes.data, bits.strides[0], len(turns)
-        )  # bits outlives the call
-        for row, turn in enumerate(turns):
-            if turn.barred:
-                _bar(bits[row], turn.barred)
-        return Masks({turn.sequence: row for row, turn in enumerate(turns)}, bits)
+        first = list(accumulate((1 + len(turn.drafts) for turn in turns), initial=0))
+        bits = np.zeros((first[-1], words), dtype=np.int32)
+        placed = list(zip(first, turns, strict=False))
+        plain = [(_inner(turn.matcher), row) for row, turn in placed if not turn.drafts]
+        ahead = [
+            (_inner(turn.matcher), row, list(turn.drafts)) for row, turn in placed if turn.drafts
+        ]
+        to, step = bits.ctypes.data, bits.strides[0]  # bits outlives the calls
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, to, step, len(bits))
+        if ahead:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(ahead, to, step, len(bits))
+        for row, turn in placed:
+            for place, barred in enumerate(turn.barred):
+                if barred:
+                    _bar(bits[row + place], barred)
+        return Masks({turn.sequence: row for row, turn in placed}, bits)
 
 
 def _inner(matcher: Matcher) -> LLMatcher:

@@ -58,7 +58,12 @@ class Masking:
     def begin(self, plan: Plan) -> Begun:
         """Make the masks of a pass; every token before it must be known."""
         turns = [
-            Turn(item.sequence.number, item.sequence.matcher, item.chunk.draw.barred)
+            Turn(
+                item.sequence.number,
+                item.sequence.matcher,
+                [draw.barred for draw in item.chunk.draws],
+                item.drafts,
+            )
             for item in _masked(plan)
             if item.sequence.matcher and item.chunk.draw
         ]

@@ -28,6 +28,10 @@ class Matcher(Protocol):
 
     def take(self, token: int) -> None: ...
 
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these, the first ones, may come next."""
+        ...
+
     def fork(self) -> Self:
         """Another one at the same place."""
         ...
@@ -35,11 +39,12 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A sequence whose next token is to be masked."""
+    """A sequence whose next token is to be masked, and those after its drafts."""
 
     sequence: int
     matcher: Matcher
-    barred: tuple[int, ...]  # may not come either, unless nothing else can
+    barred: Sequence[tuple[int, ...]]  # in each place may not come either, unless nothing else can
+    drafts: Sequence[int] = ()  # the matcher takes all of them; one fewer than places
 
 
 class Grammars(Protocol):

@@ -34,6 +34,9 @@ class Observer:
     def found(self, tenant: str, *, prompt: int, cached: int) -> None:
         """A sequence runs for the first time; so many of its prompt's tokens were computed."""
 
+    def verified(self, tenant: str, *, drafts: int, kept: int) -> None:
+        """A pass verified so many drafts of one sequence, of which so many were kept."""
+
     def preempted(self, tenant: str) -> None:
         """A sequence yielded its pages."""
 

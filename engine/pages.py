@@ -111,6 +111,15 @@ class PagePool:
             self._let_go(page)
         return len(self._free) - before
 
+    def trim(self, owner: Owner, count: int) -> None:
+        """Drop the last ``count`` pages the owner got."""
+        pages = self._held[owner]
+        last = pages[len(pages) - count :]
+        del pages[len(pages) - count :]
+        self._count(owner, -count)
+        for page in reversed(last):
+            self._let_go(page)
+
     def check(self) -> None:
         """Raise AssertionError if a page leaked, is free and held, or is miscounted."""
         counted = Counter(page for pages in self._held.values() for page in pages)

@@ -85,6 +85,12 @@ class Sampling(Fact, frozen=True):
     allowed: list[int] = []  # the only tokens that may be drawn; empty: any
     bad_words: list[list[int]] = []  # runs of tokens of which none is completed
 
+    @property
+    def looks_back(self) -> bool:
+        """What may come next depends on the tokens before it, besides by what the model makes."""
+        penalised = self.frequency_penalty or self.presence_penalty
+        return bool(self.repetition_penalty != 1.0 or penalised or self.bad_words)
+
 
 class Hello(Message, frozen=True):
     gateway: str

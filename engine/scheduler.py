@@ -11,7 +11,8 @@ nothing large starves. Belongs to the engine loop's thread.
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as View
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic
@@ -26,6 +27,7 @@ from engine.protocol import Submit
 from engine.residency import P
 from engine.seating import Seat, Seating
 from engine.sequence import Phase, Request, Sequence
+from engine.speculation.speculation import Speculation
 from engine.step import NO_ADAPTER, Chunk, StepPlan
 from engine.tempo import Company, Tempo
 from engine.waiting import WaitingQueue
@@ -48,6 +50,15 @@ class Planned:
     placing: int  # likewise
     chunk: Chunk
 
+    @property
+    def drafts(self) -> View[int]:
+        return self.chunk.tokens[len(self.chunk.tokens) - len(self.chunk.drafts) :]
+
+    @property
+    def draws(self) -> int:
+        """Tokens it draws at most."""
+        return len(self.chunk.draws)
+
 
 @dataclass(slots=True)
 class Plan:
@@ -57,6 +68,8 @@ class Plan:
     misfits: list[Request] = field(default_factory=list)  # with their adapter, larger than the pool
     copies: list[tuple[int, int]] = field(default_factory=list)
     decodes: int = 0
+    drafts: int = 0
+    began: float = 0.0  # when it was planned, seconds
     budget: int = 0  # tokens of prompts that may still be planned
     withheld: int = 0  # of them, those that only modest tenants may have
     reserved: int = 0  # likewise, once a modest tenant's prompt is in it
@@ -68,7 +81,7 @@ class Plan:
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(item.chunk.tokens) for item in self.planned) - self.decodes
+        return self.step.tokens - self.decodes - self.drafts
 
 
 class Scheduler(Generic[P]):
@@ -78,11 +91,13 @@ class Scheduler(Generic[P]):
         seating: Seating[P],
         *,
         max_step_s: float | None = None,
+        speculation: Speculation | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observer = observer or Observer()
         self._waits, self._pace, self._clock = Waits(self._observer, clock), Pace(), clock
+        self._speculation = speculation
         self._config, self._seating, self._residency = config, seating, seating.residency
         self.fairness = Fairness(config.fairness_quantum)
         self._waiting = WaitingQueue(self.fairness)
@@ -146,6 +161,8 @@ class Scheduler(Generic[P]):
             self._seating.swap.drop(sequence)
         sequence.move(Phase.FINISHED)
         self._seating.prefix.forget(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence.number)
         self.fairness.leave(sequence.request.submit.tenant)
         if digest := sequence.request.digest:
             self._residency.leave(digest)
@@ -155,16 +172,42 @@ class Scheduler(Generic[P]):
         if item.placing == item.sequence.placing and item.sequence.phase is Phase.RUNNING:
             self._seating.settle(item.sequence, item.stop)
 
+    @property
+    def speculates(self) -> bool:
+        """The next pass may verify drafts: every token drawn has to be known before it is
+        planned."""
+        return self._speculation is not None and self._speculation.active
+
+    def took_tokens(self, item: Planned, count: int) -> int:
+        """Of a planned chunk that drew, so many tokens count. Returns how many drafts were kept.
+
+        Once for each, before its sequence may end."""
+        sequence = item.sequence
+        sequence.request.spent -= item.draws - count
+        if not item.drafts or self._speculation is None:
+            return 0
+        kept, tenant = max(count - 1, 0), sequence.request.submit.tenant
+        self._speculation.kept(tenant, drafts=len(item.drafts), kept=kept)
+        if sequence.phase is Phase.RUNNING and item.placing == sequence.placing:
+            self.fairness.charge(tenant, OUTPUT_COST * kept)
+            sequence.keep(item.stop + kept)
+            self._seating.settle(sequence, item.stop + kept)
+            self._seating.trim(sequence)
+        return kept
+
     def distrust(self, sequence: Sequence) -> None:
         """A chunk came out wrong: nobody else shall use what it was computed from."""
         self._seating.prefix.distrust(sequence)
 
-    def took(self, plan: Plan, seconds: float) -> None:
-        """A pass took so long."""
+    def took(self, plan: Plan, seconds: float, *, kept: int = 0, whole: float = 0.0) -> None:
+        """A pass took so long, ``whole`` with the host's work that nothing hid, and so many of
+        its drafts were kept."""
+        if self._speculation is not None and not plan.prompt_tokens:
+            self._speculation.took(whole, sequences=plan.decodes, verified=plan.drafts, kept=kept)
         self._tempo.took(seconds, decodes=plan.decodes, prompt_tokens=plan.prompt_tokens)
 
     def plan(self) -> Plan:
-        plan = Plan()
+        plan = Plan(began=self._clock())
         self._waits.look()
         self._owed = self._make_way()
         before = self.preemptions
@@ -187,7 +230,7 @@ class Scheduler(Generic[P]):
         return plan
 
     def _limit_prompts(self, plan: Plan) -> None:
-        most = self._config.max_num_batched_tokens - plan.decodes
+        most = self._config.max_num_batched_tokens - plan.decodes - plan.drafts
         company = Company.SEVERAL if self._shared else Company.NONE
         if self._tempo.looks(plan.decodes, company):
             return
@@ -206,10 +249,20 @@ class Scheduler(Generic[P]):
         for sequence in decoding:  # pages first: who yields must not be planned
             if sequence.phase is Phase.RUNNING:
                 self._grow(sequence)
+        decoding = [sequence for sequence in decoding if sequence.phase is Phase.RUNNING]
+        drafts = self._drafts(decoding)
         for sequence in decoding:
-            if sequence.phase is Phase.RUNNING:
-                self._include(plan, sequence, 1)
+            self._include(plan, sequence, 1, drafts.get(sequence.number, ()))
+            if self._speculation is not None and not plan.planned[-1].drafts:
+                self._seating.trim(sequence)  # of what was for drafts that nobody made
         return len(plan.planned)
+
+    def _drafts(self, decoding: list[Sequence]) -> Mapping[int, View[int]]:
+        """Prompts keep half of a pass."""
+        if self._speculation is None:
+            return {}
+        room = self._config.max_num_batched_tokens // 2 - len(decoding)
+        return self._speculation.drafts(decoding, room, self._seating.reach)
 
     def _decodes(self, sequence: Sequence) -> bool:
         """It draws its next token; else it is in its prompt, done, or waits for a Grant."""
@@ -412,8 +465,9 @@ class Scheduler(Generic[P]):
         self._observer.preempted(sequence.request.submit.tenant)
         self.preemptions += 1
 
-    def _include(self, plan: Plan, sequence: Sequence, most: int) -> int:
-        """Plan the sequence's next chunk, of at most so many tokens. Returns its length."""
+    def _include(self, plan: Plan, sequence: Sequence, most: int, drafts: View[int] = ()) -> int:
+        """Plan the sequence's next chunk, of at most so many tokens and drafts behind the last it
+        knows. Returns its length without these."""
         start, request = sequence.computed, sequence.request
         gathers = sequence.wants_prompt_logprobs
         if gathers and start:
@@ -423,21 +477,27 @@ class Scheduler(Generic[P]):
         draws = stop == known
         if stop == sequence.computed or (draws and request.dry):
             return 0
-        request.spent += draws
+        if request.metered:  # choices share it
+            drafts = drafts[: max(0, request.granted - request.spent - 1)]
+        request.spent += draws + len(drafts)
         request.started = True
         self.fairness.charge(request.submit.tenant, OUTPUT_COST * draws)
         chunk = Chunk(
             sequence=sequence.number,
-            tokens=sequence.tokens(start, stop),
+            tokens=[*sequence.tokens(start, stop), *drafts]
+            if drafts
+            else sequence.tokens(start, stop),
             start=start,
-            pages=sequence.pages[: self.pages_for(stop)],
+            pages=sequence.pages[: self.pages_for(stop + len(drafts))],
             adapter=sequence.row if request.computed_with(stop) else NO_ADAPTER,
             active_from=request.active_from,
             draw=sequence.draw() if draws else None,
+            drafts=[sequence.draw(drafts[: i + 1]) for i in range(len(drafts))],
             prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
             pooling=sequence.pools(draws=draws),
             images=sequence.seen(start, stop),
         )
         plan.planned.append(Planned(sequence, stop, sequence.life, sequence.placing, chunk))
+        plan.drafts += len(drafts)
         sequence.plan(stop, draws=draws)
         return stop - start

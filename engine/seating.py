@@ -124,6 +124,22 @@ class Seating(Generic[P]):
         sequence.pages += self._take(sequence, missing)
         return True
 
+    def reach(self, sequence: Sequence, ahead: int) -> bool:
+        """Pages for so many tokens beyond what it knows, if there are any: drafts make nobody
+        yield."""
+        missing = self.pages_for(sequence.known + ahead) - len(sequence.pages)
+        if missing > 0 and not self.eviction.make_room(missing):
+            return False
+        sequence.pages += self._take(sequence, missing) if missing > 0 else []
+        return True
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back pages beyond what a running sequence knows."""
+        excess = len(sequence.pages) - self.pages_for(sequence.known)
+        if excess > 0:
+            self.pool.trim(sequence.owner, excess)
+            del sequence.pages[len(sequence.pages) - excess :]
+
     def settle(self, sequence: Sequence, stop: int) -> None:
         """KV before ``stop`` is computed, and others may use it."""
         sequence.settled = stop

@@ -228,17 +228,19 @@ class Sequence:
             if (first := max(start, image.start)) < (last := min(stop, image.start + image.tokens))
         )
 
-    def draw(self) -> Draw:
-        """What to sample once every known token is computed."""
+    def draw(self, drafts: View[int] = ()) -> Draw:
+        """What to sample once every known token is computed, and these drafts behind them."""
         submit = self.request.submit
-        position = len(self.output) + self.drawing
+        position = len(self.output) + self.drawing + len(drafts)
         early = position < submit.sampling.min_tokens
         return Draw(
             sampling=submit.sampling,
             seed=self.seed,
             position=position,
             prompt=submit.tokens,
-            output=self.output,
+            output=[*self.output, *drafts]
+            if drafts and submit.sampling.looks_back
+            else self.output,
             barred=tuple(sorted(self.request.stops)) if early else (),
             logprobs=submit.logprobs,
             masked=self.matcher is not None,
@@ -286,6 +288,10 @@ class Sequence:
             if self.matcher.complete:
                 return Finish.STOP
         return Finish.LENGTH if len(self.output) >= self.request.limit else None
+
+    def keep(self, stop: int) -> None:
+        """Drafts were kept, so that all positions before ``stop`` are computed."""
+        self.computed = stop
 
     def forget(self) -> None:
         """Give up what is computed: its pages are gone."""

@@ -5,7 +5,7 @@ imports torch, so the whole scheduling brain is tested without it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -52,9 +52,15 @@ class Chunk:
     adapter: int = NO_ADAPTER  # row of the adapter table
     active_from: int = 0  # positions before it are the base model's (aLoRA)
     draw: Draw | None = None  # None: the chunk ends before the last known token
+    drafts: Sequence[Draw] = ()  # of its last tokens, which are guessed, what follows each
     prompt_logprobs: int | None = None  # report every token's log-probability but the first's
     pooling: Pooling | None = None  # report its part of the prompt's vector
     images: Sequence[Seen] = ()
+
+    @property
+    def draws(self) -> Sequence[Draw]:
+        """Of its last rows, in order."""
+        return () if self.draw is None else (self.draw, *self.drafts)
 
     @property
     def base_rows(self) -> int:
@@ -76,13 +82,29 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What one chunk brought. ``failed`` names a fault of this row alone (non-finite logits)."""
+    """What one chunk brought. ``failed`` names a fault of this row alone (non-finite logits).
+
+    Where drafts were verified, ``further`` has what was drawn after each that was kept.
+    """
 
     token: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     pooled: npt.NDArray[np.float64] | None = None  # [H], of several tokens their sum
     failed: str = ""
+    further: Sequence["Drawn"] = ()
+
+
+def verified(chunk: Chunk, rows: Sequence[Drawn]) -> Drawn:
+    """What a chunk brought, of what its last rows drew: a draft is kept while the draw in its place
+    is the draft. A row that failed is the last."""
+    kept = 0
+    while kept < len(chunk.drafts):
+        draft = chunk.tokens[len(chunk.tokens) - len(chunk.drafts) + kept]
+        if rows[kept].failed or rows[kept].token != draft:
+            break
+        kept += 1
+    return replace(rows[0], further=tuple(rows[1 : kept + 1])) if kept else rows[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +116,7 @@ class StepResult:
 class Masks:
     """Which tokens may come next, for sequences that a grammar holds to something."""
 
-    rows: Mapping[int, int]  # sequence -> its row of bits; others may draw any token
+    rows: Mapping[int, int]  # sequence -> its row of bits, drafts' follow; others draw any token
     bits: npt.NDArray[np.int32]  # [rows, words]: token v is bit v % 32 of word v // 32
 
 

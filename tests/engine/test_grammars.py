@@ -45,7 +45,7 @@ def schema(value: object) -> str:
 
 
 def allowed(grammars, *matchers, barred=()):
-    turns = [Turn(number, matcher, barred) for number, matcher in enumerate(matchers)]
+    turns = [Turn(number, matcher, [barred]) for number, matcher in enumerate(matchers)]
     masks = grammars.masks(turns).result(WAIT_S)
     bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
     return [set(bits[masks.rows[n]].nonzero()[0].tolist()) for n in range(len(matchers))]

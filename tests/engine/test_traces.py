@@ -17,7 +17,9 @@ from engine.admission import Limits
 from engine.core import derive_seed
 from engine.pages import Kind
 from engine.protocol import Finish, Output, RefusalCode, Submit
+from engine.speculation.settings import Method, SpeculationSettings
 from tests.engine.harness import Harness, config, submit
+from tests.fakes.proposer import FakeProposer
 from tests.fakes.runner import VOCAB, alone, build
 
 pytestmark = pytest.mark.slow
@@ -61,16 +63,24 @@ class Traces(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         share=st.sampled_from([1.0, 0.5]),
         slots=st.sampled_from([0, 3, 50]),
+        drafts=st.sampled_from([0, 1, 4]),
+        wrong=st.integers(2, 5),
     )
     def start(
         self, pages: int, seqs: int, tokens: int, delay: int, waiting: int, ahead: bool,
-        caching: bool, share: float, slots: int,
+        caching: bool, share: float, slots: int, drafts: int, wrong: int,
     ) -> None:  # fmt: skip
+        proposer = FakeProposer(lambda: self.engine.core.scheduler.runs,
+                                lambda position: position % wrong == 0,
+                                lambda position: position % 6) if drafts else None  # fmt: skip
+        speculation = SpeculationSettings(method=Method.NGRAM, tokens=max(drafts, 1))
         self.engine = Harness(
             config(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_waiting=waiting,
                    enable_prefix_caching=caching, max_tenant_share=share, fairness_quantum=16,
-                   max_adapter_loads=2, grant_timeout_s=5.0, grant_ahead=2, grant_step=3),
-            build(num_pages=pages, page_tokens=4, max_model_len=40, ahead=ahead, slots=slots),
+                   speculation=speculation, max_adapter_loads=2, grant_timeout_s=5.0,
+                   grant_ahead=2, grant_step=3),
+            build(num_pages=pages, page_tokens=4, max_model_len=40, ahead=ahead, slots=slots,
+                  proposer=proposer),
         )  # fmt: skip
         self.engine.parts.runner.passes = lambda: self.engine.clock.advance(0.001)
         self.engine.parts.host.delay = delay

@@ -43,6 +43,14 @@ class FakeMatcher:
         self.taken.append(token)
         self.broken = self.fails and self.complete
 
+    def fitting(self, tokens: Sequence[int]) -> int:
+        ahead = self.fork()
+        for count, token in enumerate(tokens):
+            if not ahead.allows(token):
+                return count
+            ahead.taken.append(token)
+        return len(tokens)
+
     def fork(self) -> "FakeMatcher":
         return FakeMatcher(self.length, self.modulus, self.fails, list(self.taken))
 
@@ -72,16 +80,27 @@ class FakeGrammars:
         self.compiling.clear()
 
     def masks(self, turns: Sequence[Turn]) -> Future[Masks]:
-        bits = np.zeros((len(turns), WORDS), dtype=np.int32)
-        for row, turn in enumerate(turns):
+        rows, made = list[np.ndarray[tuple[int], np.dtype[np.int32]]](), dict[int, int]()
+        for turn in turns:
             assert isinstance(turn.matcher, FakeMatcher)
-            for token in range(VOCAB):
-                if turn.matcher.allows(token) and token not in turn.barred:
-                    bits[row].view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+            made[turn.sequence] = len(rows)
+            matcher = turn.matcher.fork()
+            for barred, draft in zip(turn.barred, [*turn.drafts, -1], strict=True):
+                rows.append(_row(matcher, barred))
+                matcher.taken.append(draft)
         self.masked += len(turns)
         future: Future[Masks] = Future()
-        future.set_result(Masks({turn.sequence: row for row, turn in enumerate(turns)}, bits))
+        bits = np.stack(rows) if rows else np.zeros((0, WORDS), dtype=np.int32)
+        future.set_result(Masks(made, bits))
         return future
+
+
+def _row(matcher: FakeMatcher, barred: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    bits = np.zeros(WORDS, dtype=np.int32)
+    for token in range(VOCAB):
+        if matcher.allows(token) and token not in barred:
+            bits.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+    return bits
 
 
 def may(row: np.ndarray[tuple[int], np.dtype[np.int32]], token: int) -> bool:

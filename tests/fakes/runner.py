@@ -23,7 +23,8 @@ from adapters.errors import AdapterInvalid, AdapterMissing
 from engine.built import Built
 from engine.errors import AdapterUnusable
 from engine.protocol import BaseInfo, Pooling, TokenLogprobs
-from engine.step import DRAWN, NO_ADAPTER, Chunk, Drawn, Masks, StepPlan, StepResult
+from engine.speculation.proposer import Proposer
+from engine.step import DRAWN, NO_ADAPTER, Chunk, Drawn, Masks, StepPlan, StepResult, verified
 from tests.fakes.grammars import FakeGrammars, may
 
 VOCAB = 97
@@ -211,6 +212,7 @@ class FakeRunner:
     queue: list[Launched] = field(default_factory=list)
     passes: Callable[[], None] = lambda: None  # time does, with each pass
     drawn: dict[int, int] = field(default_factory=dict)  # by the pass computed last
+    verifying: int = 0  # chunks with drafts
     corrupted: list[Corrupted] = field(default_factory=list)  # passes that saw foreign memory
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -276,18 +278,34 @@ class FakeRunner:
         history = [self._read(chunk, position, adapter) for position in range(stop)]
         if list(history[chunk.start :]) != list(chunk.tokens):
             raise Corrupted("a chunk's own tokens are not what it wrote")
-        if self.poisoned & set(history):
+        self.verifying += bool(chunk.drafts)
+        if self.poisoned & set(history[: stop - len(chunk.drafts)]):
             return Drawn(failed="non-finite logits")
         prompt = [logprob(t) for t in chunk.tokens[1:]] if chunk.prompt_logprobs is not None else ()
         pooled = _pooled(chunk)
         if chunk.draw is None:
             return Drawn(prompt_logprobs=prompt, pooled=pooled)
-        draw = chunk.draw
-        if history != [*draw.prompt, *draw.output] or draw.position != len(draw.output):
+        rows = []
+        for place in range(len(chunk.draws)):
+            known = history[: stop - len(chunk.drafts) + place]
+            rows.append(self._draw(chunk, known, adapter, masks, place))
+        return verified(chunk, [replace(rows[0], prompt_logprobs=prompt, pooled=pooled), *rows[1:]])
+
+    def _draw(
+        self, chunk: Chunk, known: list[int], adapter: str, masks: Masks | None, place: int
+    ) -> Drawn:
+        """In one of the last rows: after so many drafts."""
+        draw = chunk.draws[place]
+        told = [*draw.prompt, *draw.output]
+        if known[: len(told)] != told or len(draw.prompt) + draw.position != len(known):
             raise Corrupted("what was computed is not what is known")
-        token = next_token(history, adapter, draw.seed, _barred(chunk, masks))
-        wanted = None if draw.logprobs is None else logprob(token)
-        return Drawn(token, wanted, prompt, pooled)
+        if self.poisoned & set(known):
+            return Drawn(failed="non-finite logits")
+        barred = _barred(chunk, masks, place)
+        if place and len(barred) == VOCAB:
+            return Drawn(failed="nothing may come after this draft")
+        token = next_token(known, adapter, draw.seed, barred)
+        return Drawn(token, None if draw.logprobs is None else logprob(token))
 
     def _read(self, chunk: Chunk, position: int, adapter: str) -> int:
         cells = self.memory.cells.get(chunk.pages[position // self.page_tokens])
@@ -306,22 +324,22 @@ def _pooled(chunk: Chunk) -> npt.NDArray[np.float64] | None:
     return np.array([sum(tokens), len(tokens)], dtype=np.float64)
 
 
-def _barred(chunk: Chunk, masks: Masks | None) -> Sequence[int]:
-    """Tokens the draw of a chunk may not take. Its mask has the barred ones in it."""
-    assert chunk.draw is not None
-    if not chunk.draw.masked:
-        return chunk.draw.barred
+def _barred(chunk: Chunk, masks: Masks | None, place: int) -> Sequence[int]:
+    """Tokens a draw of a chunk may not take. Its mask has the barred ones in it."""
+    draw = chunk.draws[place]
+    if not draw.masked:
+        return draw.barred
     if masks is None:
         raise Corrupted("a masked pass is computed before it drew")
     row = masks.rows.get(chunk.sequence)
     if row is None:
         return ()  # it ended meanwhile
-    return [token for token in range(VOCAB) if not may(masks.bits[row], token)]
+    return [token for token in range(VOCAB) if not may(masks.bits[row + place], token)]
 
 
 def _as_of_now(chunk: Chunk) -> Chunk:
-    draw = chunk.draw and replace(chunk.draw, output=list(chunk.draw.output))
-    return replace(chunk, draw=draw)
+    draws = [replace(draw, output=list(draw.output)) for draw in chunk.draws]
+    return replace(chunk, draw=draws[0], drafts=draws[1:]) if draws else chunk
 
 
 def logprob(token: int) -> TokenLogprobs:
@@ -349,6 +367,7 @@ def build(
     ahead: bool = False,
     grammars: FakeGrammars | None = None,
     slots: int = 0,
+    proposer: Proposer | None = None,
 ) -> Parts:
     """``slots``: pages that can be swapped out."""
     memory, host = FakeMemory(), FakeHost()
@@ -365,6 +384,7 @@ def build(
         adapters=host if store else None,
         ahead=ahead,
         grammars=grammars,
+        proposer=proposer,
         swap=swap if slots else None,
     )
     return Parts(runner, memory, host, swap, built)
