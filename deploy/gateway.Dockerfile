@@ -13,7 +13,8 @@ RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[gate
 FROM python:3.11-slim
 RUN useradd --uid 10001 --create-home loratorio && install -d -o loratorio /data /data/adapters
 COPY --from=build /opt/venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+# Nothing is written but in the volume and /tmp: a read-only root will do.
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 VOLUME /data
 EXPOSE 8000 8001

@@ -22,9 +22,10 @@ from engine.beats import Beats
 from engine.built import Built
 from engine.cli import Tool, parse
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.core import NO_GATEWAY, Core, Heard
 from engine.counts import CountRecord
 from engine.errors import ConfigError, EngineError
+from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
@@ -91,7 +92,10 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     record = CountRecord(Path(config.data_dir) if config.data_dir else None)
     provider = _provider(config)
     traces = RequestTraces(provider, config.name) if provider else None
-    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces)
+    wire = tcp_wire(config, built)
+    core = Core(config, built, boot=boot, record=record, metrics=metrics, traces=traces, wire=wire)
+    if wire is not None:
+        wire.start(lambda news: core.inbox.put(Heard(NO_GATEWAY, news), force=True))
     welcome = Welcome(
         engine=config.name,
         boot=boot,
@@ -99,6 +103,8 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         max_model_len=built.max_model_len,
         page_tokens=config.page_tokens,
         credits=config.credits,
+        role=config.role,
+        takes=wire.takes if wire else "",
     )
     server = Server(
         config.listen,
@@ -121,6 +127,8 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         with _beats(config, core, server.address):
             return _run(core, server, record)
     finally:
+        if wire is not None:
+            wire.stop()
         if provider is not None:
             provider.shutdown()
 

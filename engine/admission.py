@@ -7,7 +7,9 @@ checked once, at this edge; nothing further in checks them again.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
+from engine.handoff.frames import LEAST_SECRET
 from engine.protocol import RefusalCode, Sampling, Submit
 from engine.seeing import CHANNELS
 
@@ -36,13 +38,20 @@ class Limits:
     grammars: bool = False  # whether answers can be held to any
     image_tokens: int = 0  # that an image takes; 0: prompts are text alone
     image_side: int = 0  # pixels
+    gives: bool = False  # whether it computes prompts for other engines
+    takes: bool = False  # whether others' pages can come
 
     def admit(self, submit: Submit) -> int:
         """Tokens each choice may generate: max_tokens or what the context leaves.
 
         Raises Refusal.
         """
-        for problem in (*_problems(submit, self.vocab_size), *self._unseen(submit)):
+        problems = (
+            _problems(submit, self.vocab_size),
+            self._unseen(submit),
+            self._unhanded(submit),
+        )
+        for problem in chain.from_iterable(problems):
             raise Refusal(RefusalCode.INVALID, problem)
         prompt = len(submit.tokens)
         if prompt + 1 > self.max_model_len:
@@ -83,6 +92,22 @@ class Limits:
             elif len(image.digest) != DIGEST_BYTES:
                 yield f"images[{i}].digest has {len(image.digest)} bytes, not {DIGEST_BYTES}"
             free = end
+
+    def _unhanded(self, submit: Submit) -> Iterator[str]:
+        """What is wrong with its ticket."""
+        ticket = submit.ticket
+        if ticket is None:
+            return
+        if not (self.gives if ticket.to else self.takes):
+            yield f"ticket: this engine {'gives' if ticket.to else 'takes'} no pages"
+        if len(ticket.secret) < LEAST_SECRET:
+            yield f"ticket.secret has {len(ticket.secret)} bytes, it needs {LEAST_SECRET}"
+        if submit.sampling.seed is None:
+            yield "ticket: sampling.seed has to be given, to both engines the same"
+        if submit.pooling is not None or submit.prompt_logprobs is not None:
+            yield "ticket: every token of a prompt that is pooled or reported is computed here"
+        if ticket.to and (submit.n, submit.max_tokens) != (1, 1):
+            yield f"ticket.to needs n=1 and max_tokens=1, not {submit.n} and {submit.max_tokens}"
 
 
 def _problems(submit: Submit, vocab_size: int) -> Iterator[str]:

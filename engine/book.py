@@ -105,7 +105,10 @@ class Book:
         self._drop(request)
 
     def note(self, request: Request) -> None:
-        """Record what the request has cost so far."""
+        """Record what the request has cost so far; where another engine answers it, that one
+        does."""
+        if request.gives:
+            return
         self._record.write(self._counts(request))
 
     def counts(self, connection: int, name: str) -> Counts:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
+from engine.handoff.news import PageTransfer
 from engine.matcher import Grammars
 from engine.protocol import AskReference, BaseInfo, Verdict
 from engine.residency import AdapterMemory, HostCache, P
@@ -29,6 +30,7 @@ class Built(Generic[P]):
     ahead: bool = False  # launch returns before the pass is computed: plan the next meanwhile
     swap: PageSwap | None = None  # None: whoever yields is computed again
     proposer: Proposer | None = None  # None: nobody guesses what comes next
+    transfer: PageTransfer | None = None  # None: no pages come from other engines, or go there
     grammars: Grammars | None = None  # None: requests with a grammar are refused
     max_step_s: float | None = None  # what a pass with decodes should take when none is configured
     reference: Callable[[AskReference], Verdict] | None = None  # thread-safe; takes its time

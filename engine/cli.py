@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.config import Device, Dtype, EngineConfig, HeadDtype, KvCacheDtype
 from engine.errors import ConfigError
 from engine.flags import Parser, amount
+from engine.protocol import Role
 
 DEFAULTS = EngineConfig(model="")
 
@@ -137,7 +138,25 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="refuse at once whoever would wait longer for its first pass",
     )  # fmt: skip
     parser.add_argument("--max-adapter-loads", type=int, metavar="N", default=d.max_adapter_loads)
-    for name in ("grant_timeout", "drain_timeout"):
+    parser.add_argument(
+        "--role", type=Role, choices=list(Role), default=d.role,
+        help="prefill: computes long prompts for engines that listen for their pages",
+    )  # fmt: skip
+    parser.add_argument(
+        "--handoff-listen", metavar="tcp:HOST:PORT", help="take pages of prompts, a private network"
+    )
+    parser.add_argument(
+        "--handoff-advertise", metavar="tcp:HOST:PORT", help="as other engines reach it"
+    )
+    parser.add_argument(
+        "--handoff-bytes", type=int, metavar="BYTES", default=d.handoff_bytes,
+        help="of host memory for pages on their way",
+    )  # fmt: skip
+    parser.add_argument(
+        "--handoff-direct", action=argparse.BooleanOptionalAction, default=d.handoff_direct,
+        help="between GPUs of one host copy pages from memory to memory (default: on)",
+    )  # fmt: skip
+    for name in ("grant_timeout", "drain_timeout", "handoff_timeout"):
         flag, default = f"--{name.replace('_', '-')}", getattr(d, f"{name}_s")
         parser.add_argument(flag, dest=f"{name}_s", type=float, metavar="SECONDS", default=default)
 
@@ -150,7 +169,8 @@ SAME_NAME = (
     "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
-    "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s",
+    "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s", "role", "handoff_listen",
+    "handoff_advertise", "handoff_bytes", "handoff_direct", "handoff_timeout_s",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from engine.checkpoint import Checkpoint
 from engine.compiling import CompileCount
 from engine.config import EngineConfig, HeadDtype
 from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
+from engine.handoff.pages import TransferPages
 from engine.host_pages import HostPages
 from engine.images import ImageVectors
 from engine.loading import Placement, Weights
@@ -49,6 +50,7 @@ from kernels.segments import SEGMENT_TILES
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
 MASK_THREADS = 8
+LEAST_SLOTS = 2  # for pages on their way: one each way
 RESERVED_ROWS = 2048  # of the adapter table, before graphs are captured over it
 ADAPTER_CACHE = "adapter-cache"  # in the data directory: copies of what is stored elsewhere
 log = logging.getLogger(__name__)
@@ -154,6 +156,7 @@ def _compose(
         adapters=_host_cache(config, store, load),
         grammars=grammars,
         swap=_swap(config, memory),
+        transfer=_transfer(config, memory),
         max_step_s=STEP_S if place.device.type == "cuda" else None,
         ahead=place.device.type == "cuda",
         compiled=compiled,
@@ -242,6 +245,19 @@ def _swap(config: EngineConfig, memory: PageMemory) -> HostPages | None:
         return None
     log.info("swap: %d pages, %.0f us each one way", swap.slots, 1e6 * swap.page_s)
     return swap
+
+
+def _transfer(config: EngineConfig, memory: PageMemory) -> TransferPages | None:
+    """Raises ConfigError."""
+    if not config.hands:
+        return None
+    transfer = TransferPages(memory, config.handoff_bytes, direct=config.handoff_direct)
+    if transfer.slots < LEAST_SLOTS:
+        raise ConfigError(
+            f"handoff_bytes={config.handoff_bytes} must hold {LEAST_SLOTS} pages of "
+            f"{transfer.page_bytes} bytes"
+        )
+    return transfer
 
 
 def _store(config: EngineConfig) -> Store | None:

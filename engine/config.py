@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.errors import ConfigError
+from engine.protocol import Role
 from engine.speculation.settings import SpeculationSettings
 
 SPECULATING = 64  # sequences that may have all their drafts in one pass: beyond, it hardly pays
@@ -93,6 +94,13 @@ class EngineConfig:
     drain_timeout_s: float = 30.0  # what still runs then is ended with an error
     max_write_buffer: int = 8 << 20  # bytes a gateway may leave unread before it is dropped
 
+    role: Role = Role.BOTH  # what gateways send it
+    handoff_listen: str | None = None  # tcp:HOST:PORT where pages of prompts come; None: nowhere
+    handoff_advertise: str | None = None  # the same as other engines reach it; None: as it listens
+    handoff_bytes: int = 256 << 20  # of host memory for pages on their way
+    handoff_timeout_s: float = 10.0  # in which nothing happens, and a handoff is given up
+    handoff_direct: bool = True  # on one host, read pages from the other GPU's memory
+
     def __post_init__(self) -> None:
         self._at_least("page_tokens", self.page_tokens, 1)
         self._at_least("max_num_seqs", self.max_num_seqs, 1)
@@ -130,6 +138,13 @@ class EngineConfig:
         for name in ("max_step_s", "max_queue_wait_s"):
             if (most := getattr(self, name)) is not None and not most > 0:
                 raise ConfigError(f"{name}={most} must be above 0")
+        self._at_least("handoff_bytes", self.handoff_bytes, 1)
+        if self.handoff_listen is None and (self.role is Role.DECODE or self.handoff_advertise):
+            raise ConfigError("handoff_listen says where pages come: role decode takes them")
+        for name in ("handoff_listen", "handoff_advertise"):
+            self._tcp(name, getattr(self, name))
+        if not self.handoff_timeout_s > 0:
+            raise ConfigError(f"handoff_timeout_s={self.handoff_timeout_s} must be above 0")
         for name in ("grant_timeout_s", "drain_timeout_s"):
             if (seconds := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}={seconds} must not be negative")
@@ -141,6 +156,22 @@ class EngineConfig:
                 raise ConfigError(f"listen={self.listen} needs ssl_certfile and ssl_keyfile")
         elif given:
             raise ConfigError(f"ssl_{given[0]} needs listen=tls:HOST:PORT, not {self.listen}")
+
+    def _tcp(self, name: str, address: str | None) -> None:
+        kind, _, rest = (address or "tcp:any:0").partition(":")
+        host, _, port = rest.rpartition(":")
+        if kind != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"{name}={address} must be tcp:HOST:PORT")
+
+    @property
+    def hands(self) -> bool:
+        """It takes part in handoffs."""
+        return self.takes or self.role is Role.PREFILL
+
+    @property
+    def takes(self) -> bool:
+        """Pages come from other engines."""
+        return self.handoff_listen is not None and self.role is not Role.PREFILL
 
     def _check_way_here(self) -> None:
         if self.register is not None and self.advertise is None:

@@ -29,6 +29,9 @@ from engine.config import EngineConfig
 from engine.counts import CountRecord
 from engine.door import Door
 from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
+from engine.handoff.giving import First
+from engine.handoff.handoffs import Handoffs
+from engine.handoff.news import News, Wire
 from engine.mailbox import Mailbox
 from engine.masking import Begun, Masking
 from engine.metrics import EngineMetrics
@@ -40,14 +43,17 @@ from engine.protocol import (
     Cancel,
     Drain,
     Finish,
+    Forgo,
     Goodbye,
     Grant,
     Load,
+    Output,
     Prefetch,
     Recorded,
     RefusalCode,
     Refused,
     Retire,
+    Role,
     Submit,
     ToGateway,
     TokenLogprobs,
@@ -66,6 +72,7 @@ LOAD_INTERVAL_S = 0.1
 STALL_S = 10.0  # how long the wire may leave a full outbox
 POLL_S = 0.002  # between looks at loads under way
 IDLE_S = 0.25
+NO_GATEWAY = -1  # in place of a connection, of what other engines say
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -79,7 +86,19 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class Heard:
     connection: int
-    message: Submit | Grant | Cancel | Prefetch | Retire | Drain | AskCounts | AskRecorded | Gone
+    message: (
+        Submit
+        | Forgo
+        | Grant
+        | Cancel
+        | Prefetch
+        | Retire
+        | Drain
+        | AskCounts
+        | AskRecorded
+        | Gone
+        | News
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +134,9 @@ class Core(Generic[P]):
         clock: Callable[[], float] = time.monotonic,
         entropy: random.Random | None = None,
         traces: RequestTraces | None = None,
+        wire: Wire | None = None,
     ) -> None:
+        """``wire``: of handoffs; None where this engine takes part in none."""
         self.inbox: Mailbox[Heard] = Mailbox(4096)
         self.outbox: Mailbox[Said] = Mailbox(4096)
         self.seating = Seating(config, built, observer=metrics, clock=clock)
@@ -146,7 +167,10 @@ class Core(Generic[P]):
             grammars=self._masking.enabled,
             image_tokens=built.base.image_tokens,
             image_side=built.base.image_side,
+            gives=wire is not None and config.role is not Role.DECODE,
+            takes=wire is not None and config.takes,
         )
+        self.handoffs = self._handoffs(built, wire)
         self._requests = self._sequences = 0  # so far
         self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
         self._draining_since: float | None = None
@@ -155,11 +179,21 @@ class Core(Generic[P]):
         self._load_pushed = self._stood = float("-inf")
         self._gaps: Counter[float] = Counter()  # seconds between tokens, of one pass
 
+    def _handoffs(self, built: Built[P], wire: Wire | None) -> Handoffs | None:
+        if wire is None or built.transfer is None:
+            return None
+        self._metrics.page_bytes = built.transfer.page_bytes
+        return Handoffs(
+            wire, built.transfer, self.seating, timeout_s=self._config.handoff_timeout_s,
+            observer=self._metrics, deliver=self._deliver, finish=self._end_given,
+        )  # fmt: skip
+
     def run(self) -> None:
         """Serve until drained. Raises DeviceLost or WireStalled; nothing else is expected."""
         while not self._drained:
             if not self.step():
                 self._hear(self.inbox.take(self._patience()))
+        self._flush()
         self._say(None, Goodbye("drained"))
 
     def drain(self) -> None:
@@ -189,8 +223,13 @@ class Core(Generic[P]):
         caught_up = self.scheduler.speculates and self._catch_up()
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
+        if self.handoffs:
+            self.handoffs.planned(self._clock())
         self._flush()
         computed = self._compute(plan)
+        if self.handoffs:
+            self.handoffs.computed(self._clock())
+            self.book.flush()
         if computed:
             self._flush()
         self._report(self._clock())
@@ -202,7 +241,8 @@ class Core(Generic[P]):
 
     def _patience(self) -> float:
         """How long the loop may sleep when nothing can be computed."""
-        if self.residency.loading or self._masking.compiling:
+        handing = self.handoffs is not None and self.handoffs.busy
+        if self.residency.loading or self._masking.compiling or handing:
             return POLL_S
         if self.book or self._draining_since is not None:
             return 10 * POLL_S  # deadlines and grants run out
@@ -220,6 +260,9 @@ class Core(Generic[P]):
                 case Grant(name, granted):
                     if request := self.book.find(connection, name):
                         request.grant(granted)
+                case Forgo(name):
+                    if self.handoffs and (request := self.book.find(connection, name)):
+                        self.handoffs.forgo(request, self._clock())
                 case Prefetch(adapter):
                     self.residency.prefetch(adapter.digest)
                 case Retire(digest):
@@ -234,6 +277,9 @@ class Core(Generic[P]):
                 case Gone():
                     for request in self.book.of(connection):
                         self.book.end(request, Finish.CANCELLED)
+                case news:
+                    if self.handoffs:
+                        self.handoffs.hear(news, self._clock())
 
     def _submit(self, connection: int, submit: Submit) -> None:
         if self.book.find(connection, submit.request):
@@ -253,6 +299,8 @@ class Core(Generic[P]):
         if self._draining_since is not None:
             raise Refusal(RefusalCode.DRAINING, "this engine is leaving")
         limit = self._limits.admit(submit)
+        if self.handoffs:
+            self.handoffs.require_new(submit)
         self._door.admit(connection, submit)
         now = self._clock()
         self._requests += 1
@@ -268,6 +316,8 @@ class Core(Generic[P]):
         self._masking.compile(request)
         request.choices = [self._choice(request, index) for index in range(submit.n)]
         self.book.add(request)
+        if self.handoffs:
+            self.handoffs.add(request, now)
         for sequence in request.choices:
             self.scheduler.add(sequence)
         if request.deadline is not None:
@@ -422,26 +472,72 @@ class Core(Generic[P]):
                 error = f"grammar: {sequence.fault}" if finish is Finish.ERROR else ""
                 break
         self.scheduler.took_tokens(item, count)
-        self._clock_token(sequence)
-        output = sequence.say(
+        self._clock_token(sequence, self._taken_in)
+        output = self._said(sequence, tokens, logprobs, finish=finish, error=error)
+        first = rows[0]
+        if (
+            self.handoffs
+            and request.gives
+            and first.token is not None
+            and finish in (Finish.LENGTH, Finish.STOP)
+        ):
+            drawn = First(first.token, first.logprobs, output)
+            self.handoffs.drew(request, drawn, self._taken_in)
+        else:
+            self._tell(sequence, output)
+
+    def _deliver(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
+        """The first token of a prompt that another engine computed."""
+        request = sequence.request
+        request.spent += 1
+        self.book.note(request)
+        finish = sequence.accept(token)
+        self._clock_token(sequence, self._clock())
+        kept = sequence.stop_token is None
+        output = self._said(
+            sequence,
+            [token] if kept else [],
+            [logprobs] if logprobs and kept else [],
+            finish=finish,
+            error=f"grammar: {sequence.fault}" if finish is Finish.ERROR else "",
+        )
+        self._tell(sequence, output)
+
+    def _end_given(self, sequence: Sequence, terminal: Output | None, error: str) -> None:
+        """The pages of a prompt computed for another engine have left, or will not."""
+        finish = terminal.finish if terminal and terminal.finish else Finish.ERROR
+        self.book.finish(sequence, finish, error, terminal)
+
+    def _said(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs],
+        *,
+        finish: Finish | None,
+        error: str,
+    ) -> Output:
+        return sequence.say(
             tokens,
             logprobs or None,
             finish=finish,
             error=error,
-            wants=None if finish else self._ask(request),
+            wants=None if finish else self._ask(sequence.request),
         )
-        if finish:
-            self.book.finish(sequence, finish, output=output)
-        else:
-            self.book.output(request, output)
 
-    def _clock_token(self, sequence: Sequence) -> None:
-        gap = sequence.course.drew(self._taken_in)
+    def _tell(self, sequence: Sequence, output: Output) -> None:
+        if output.finish:
+            self.book.finish(sequence, output.finish, output=output)
+        else:
+            self.book.output(sequence.request, output)
+
+    def _clock_token(self, sequence: Sequence, now: float) -> None:
+        gap = sequence.course.drew(now)
         if gap is not None:
             self._gaps[gap] += 1
         else:
             self._metrics.vllm.prefilled(
-                len(sequence.request.submit.tokens), self._taken_in - sequence.course.arrived
+                len(sequence.request.submit.tokens), now - sequence.course.arrived
             )
 
     def _count_pass(self, under_way: UnderWay, *, kept: int) -> None:

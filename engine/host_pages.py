@@ -38,6 +38,10 @@ class HostPages:
             for slot, page in zip(slots, pages, strict=True):
                 self._memory.pool[page].copy_(self._host[slot], non_blocking=True)
 
+    def view(self, slot: int) -> memoryview:
+        """Its bytes. For any thread, while nothing is copied from or to it."""
+        return memoryview(self._host[slot].view(torch.uint8).numpy().data)
+
     def _measured(self) -> float:
         """Of a page that holds nothing yet, both ways; the first pair finds the memory."""
         took = []

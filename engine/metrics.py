@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.course import Course
-from engine.observer import Cause, Observer, Tier
+from engine.observer import Cause, Handed, Observer, Side, Tier
 from engine.protocol import Finish
 from engine.share_metrics import ShareMetrics
 from engine.vllm_metrics import About, VllmMetrics
@@ -34,6 +34,7 @@ class EngineMetrics(Observer):
         self.registry = CollectorRegistry()
         self.vllm = VllmMetrics(self.registry, about or About())
         self.shares = ShareMetrics(self.registry, clock)
+        self.page_bytes = 0  # of a page that goes from engine to engine
         self._passes = self._counter("loratorio_engine_passes", "Forward passes")
         self._failed = self._counter("loratorio_engine_failed_passes", "Passes that raised")
         self._mixed = self._counter(
@@ -86,6 +87,18 @@ class EngineMetrics(Observer):
         self._load_s = Histogram(
             "loratorio_engine_load_seconds", "From asking for an adapter to having it in host "
             "memory, by where it was", ["tier"], buckets=QUEUE_S, registry=self.registry,
+        )  # fmt: skip
+        self._handed = Counter(
+            "loratorio_engine_handoffs", "Prompts that one engine computed for another, by which "
+            "side this was and how it ended", ["side", "outcome"], registry=self.registry,
+        )  # fmt: skip
+        self._handed_bytes = Counter(
+            "loratorio_engine_handoff_bytes", "Of pages that went over", ["side"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._handed_s = Histogram(
+            "loratorio_engine_handoff_seconds", "From the first page wanted to the end", ["side"],
+            buckets=QUEUE_S, registry=self.registry,
         )  # fmt: skip
         self._compiled = self._gauge(
             "loratorio_engine_kernels_compiled", "Kernels compiled since the engine was ready"
@@ -149,6 +162,12 @@ class EngineMetrics(Observer):
         self._swapped.labels("out").inc(out)
         self._swapped.labels("back").inc(back)
         self._swap_used.set(used)
+
+    def handed(self, side: Side, outcome: Handed, *, pages: int, seconds: float) -> None:
+        self._handed.labels(side.value, outcome.value).inc()
+        self._handed_bytes.labels(side.value).inc(pages * self.page_bytes)
+        if outcome is Handed.DONE:
+            self._handed_s.labels(side.value).observe(seconds)
 
     def wanted(self, digest: str) -> None:
         self.shares.wanted(digest)

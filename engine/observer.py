@@ -12,6 +12,7 @@ class Cause(StrEnum):
 
     ADAPTER = "adapter"  # its adapter is on the way to host memory
     FAIRNESS = "fairness"  # its tenant uses its share, and it is others' turn
+    HANDOFF = "handoff"  # another engine is to compute its prompt, and has not begun
     PREFIX = "prefix"  # somebody is computing its beginning right now
     GRAMMAR = "grammar"  # what its answer must match is being compiled
     GRANT = "grant"  # it may not generate before it is paid for
@@ -25,6 +26,24 @@ class Tier(StrEnum):
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"
+
+
+class Side(StrEnum):
+    """Of a handoff."""
+
+    GAVE = "gave"  # its pages
+    TOOK = "took"
+
+
+class Handed(StrEnum):
+    """How a handoff ended."""
+
+    DONE = "done"  # every page and the first token went over
+    FORGONE = "forgone"  # the gateway said so
+    LOST = "lost"  # the other engine failed, or the connection did
+    EXPIRED = "expired"  # nothing happened for too long
+    YIELDED = "yielded"  # its sequence had to give up its pages
+    ENDED = "ended"  # its request did first: cancelled, late or failed
 
 
 class Observer:
@@ -42,6 +61,9 @@ class Observer:
 
     def swapped(self, *, used: int, out: int = 0, back: int = 0) -> None:
         """So many pages were copied to host memory, or back; so many are there."""
+
+    def handed(self, side: Side, outcome: Handed, *, pages: int, seconds: float) -> None:
+        """A handoff is over; so many pages went over in so long."""
 
     def wanted(self, digest: str) -> None:
         """A request names this adapter."""

@@ -14,7 +14,7 @@ comes into pages that no pass under way touches need not wait for its end.
 import math
 import mmap
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -112,6 +112,13 @@ class PageMemory:
             yield
             self._copied = self.side.record_event()
 
+    def copied(self) -> Callable[[], bool]:
+        """Whether what was copied ``beside`` so far is over; for any thread to ask."""
+        if self.side is None:
+            return _always
+        event = self.side.record_event()
+        return lambda: bool(event.query())
+
     def await_copies(self) -> None:
         """Work launched from now on comes after what was copied ``beside``."""
         if self._copied is not None:
@@ -122,6 +129,10 @@ class PageMemory:
         """Copy whole pages (from, to), before whatever is launched next."""
         for source, target in pairs:
             self.pool[target].copy_(self.pool[source])
+
+
+def _always() -> bool:
+    return True
 
 
 def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -47,6 +47,14 @@ class Pooling(StrEnum):
 
     MEAN = "mean"  # over its tokens
     LAST = "last"  # its last token's
+
+
+class Role(StrEnum):
+    """What an engine is there for. Each can do all; a gateway sends it this alone."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # computes prompts, whose pages it gives to others
+    DECODE = "decode"  # generates; takes pages of long prompts
 
 
 class RefusalCode(StrEnum):
@@ -121,6 +129,8 @@ class Welcome(Message, frozen=True):
     max_model_len: int  # tokens, prompt plus completion
     page_tokens: int
     credits: int
+    role: Role = Role.BOTH
+    takes: str = ""  # tcp:HOST:PORT where it takes pages of prompts; empty: nowhere
 
 
 class Image(Fact, frozen=True):
@@ -130,6 +140,18 @@ class Image(Fact, frozen=True):
     tokens: int  # placeholders, one after the other
     digest: bytes  # SHA-256 of the pixels
     pixels: bytes  # [side, side, 3], 8 bits of red, green and blue each
+
+
+class Ticket(Fact, frozen=True):
+    """For a prompt that one engine computes and another goes on from.
+
+    The one that takes its pages is told first, then the one that gives them, the same request
+    with one token to generate. Both have to be given a seed.
+    """
+
+    name: str  # no other has it
+    secret: bytes  # by which the two engines know each other; nobody else's
+    to: str = ""  # where its pages go; empty: they come to the engine that is told this
 
 
 class Submit(Message, frozen=True):
@@ -153,6 +175,13 @@ class Submit(Message, frozen=True):
     pooling: Pooling | None = None  # its prompt as one vector; with n=1 and max_tokens=1
     images: list[Image] = []  # by position; only where BaseInfo.image_tokens says what they take
     traceparent: str = ""  # W3C's, of the span that this is part of; "": it is not traced
+    ticket: Ticket | None = None  # its prompt is computed by one engine for another
+
+
+class Forgo(Message, frozen=True):
+    """Of a request with a ticket: no pages will come, or no more. Its prompt is computed here."""
+
+    request: str
 
 
 class Grant(Message, frozen=True):
@@ -303,6 +332,7 @@ ToEngine = (
     AskReference
     | Hello
     | Submit
+    | Forgo
     | Grant
     | Cancel
     | Prefetch

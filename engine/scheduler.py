@@ -26,7 +26,7 @@ from engine.pages import Kind
 from engine.protocol import Submit
 from engine.residency import P
 from engine.seating import Seat, Seating
-from engine.sequence import Phase, Request, Sequence
+from engine.sequence import Awaits, Phase, Request, Sequence
 from engine.speculation.speculation import Speculation
 from engine.step import NO_ADAPTER, Chunk, StepPlan
 from engine.tempo import Company, Tempo
@@ -266,7 +266,9 @@ class Scheduler(Generic[P]):
 
     def _decodes(self, sequence: Sequence) -> bool:
         """It draws its next token; else it is in its prompt, done, or waits for a Grant."""
-        return not (sequence.in_prompt or sequence.exhausted or sequence.request.dry)
+        request = sequence.request
+        over = sequence.exhausted or request.leaving
+        return not (sequence.in_prompt or over or request.dry or sequence.filling)
 
     @property
     def _shared(self) -> bool:
@@ -279,7 +281,7 @@ class Scheduler(Generic[P]):
     def _plan_prompts(self, plan: Plan, *, admits: bool) -> None:
         """The least served tenant's first, so that a flood's prompts delay its own only; whoever
         waits and deserves more is admitted before."""
-        prompts = [sequence for sequence in self._running if sequence.in_prompt]
+        prompts = [s for s in self._running if s.in_prompt and not s.filling]
         self._even = self._seating.pool.holdings(Kind.KV) / max(self.fairness.weights, 1e-9)
         self._least = self.fairness.least({s.request.submit.tenant for s in prompts})
         prompts.sort(key=self._deserving)
@@ -299,6 +301,8 @@ class Scheduler(Generic[P]):
     def _compute(self, plan: Plan, sequence: Sequence, room: int) -> None:
         """Some of its prompt, in this pass. One of a modest tenant keeps it short: it, and whoever
         comes meanwhile, waits for the end of it."""
+        if sequence.filling:
+            return
         if self._modest(sequence):
             plan.withheld = max(plan.withheld, plan.reserved)
         plan.budget -= self._include(plan, sequence, room)
@@ -340,7 +344,7 @@ class Scheduler(Generic[P]):
     def _may_run(self, sequence: Sequence) -> bool:
         """Nothing but room keeps it."""
         request = sequence.request
-        if request.dry or sequence.drawing:
+        if request.dry or request.held or sequence.drawing:
             return False
         return request.digest is None or self._residency.seek(request.digest)
 
@@ -406,6 +410,9 @@ class Scheduler(Generic[P]):
         if request.dry or sequence.drawing:
             self._waits.hold(sequence, Cause.GRANT if request.dry else None)
             return Seat.LATER
+        if request.held:
+            self._waits.hold(sequence, Cause.HANDOFF)
+            return Seat.LATER
         if request.digest and not self._residency.seek(request.digest):
             self._waits.hold(sequence, Cause.ADAPTER)
             if sequence.phase is Phase.WAITING:
@@ -437,6 +444,8 @@ class Scheduler(Generic[P]):
         self._waiting.remove(sequence)
         self._waits.end(sequence)
         sequence.move(Phase.RUNNING)
+        if request.awaits is Awaits.OFFERED:
+            request.awaits = Awaits.NOTHING if sequence.index else Awaits.PAGES
         sequence.start()
         insort(self._running, sequence, key=_order)
 

@@ -68,12 +68,12 @@ class Seating(Generic[P]):
         self.swap = Swap(built.swap, page_tokens=config.page_tokens, observer=observer)
         self.eviction.add(self.prefix)
         self.eviction.add(self.residency)
-        self._page_tokens = config.page_tokens
+        self.page_tokens = config.page_tokens
         self._tenant_pages = int(config.max_tenant_share * built.num_pages)
         self._copies: list[tuple[int, int]] = []
 
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_tokens)
+        return -(-tokens // self.page_tokens)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Pages to copy before the next pass: (from, to)."""
@@ -156,7 +156,7 @@ class Seating(Generic[P]):
         """
         if sequence.sees_all:
             return  # each token of its prompt has to be seen again
-        first = self.prefix.kept(sequence) // self._page_tokens
+        first = self.prefix.kept(sequence) // self.page_tokens
         if squeezed:
             shared = map(self.pool.shared, sequence.pages)
             first = sum(1 for _ in takewhile(bool, shared))
@@ -184,7 +184,7 @@ class Seating(Generic[P]):
     def _head(self, sequence: Sequence) -> _Head | None:
         """None when somebody is computing more of it right now: that is worth waiting for."""
         nodes = self.prefix.match(sequence)
-        pages, tokens = [node.page for node in nodes], len(nodes) * self._page_tokens
+        pages, tokens = [node.page for node in nodes], len(nodes) * self.page_tokens
         kept = self.swap.of(sequence)
         if kept and kept.first <= len(nodes) and kept.tokens > tokens:
             return _Head(nodes, pages, tokens, swapped=True)
@@ -195,7 +195,7 @@ class Seating(Generic[P]):
         if tokens < prompt - 1 and others and not sequence.sees_all:
             if done is None:
                 return None
-            whole, part = divmod(prompt - 1, self._page_tokens)
+            whole, part = divmod(prompt - 1, self.page_tokens)
             shared = done.pages[:whole]
             if shared[: len(pages)] == pages:
                 return _Head(nodes, shared, prompt - 1, done.pages[whole] if part else None)

@@ -31,6 +31,15 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+class Awaits(StrEnum):
+    """What a request whose prompt another engine computes waits for."""
+
+    NOTHING = "nothing"
+    OFFER = "offer"  # that the other engine begins; no page is held
+    OFFERED = "offered"  # room for the pages
+    PAGES = "pages"  # its first choice runs, and no pass computes any of it
+
+
 _LEGAL = {
     Phase.WAITING: {Phase.WAITING_ADAPTER, Phase.RUNNING, Phase.FINISHED},
     Phase.WAITING_ADAPTER: {Phase.WAITING, Phase.RUNNING, Phase.FINISHED},
@@ -59,6 +68,8 @@ class Request:
     started: bool = False  # a pass has computed some of it: too late to refuse
     first_pass: float | None = None  # seconds
     cached: int | None = None  # prompt tokens found computed when it first ran; None: not yet
+    awaits: Awaits = Awaits.NOTHING
+    leaving: bool = False  # its token is drawn, its pages are yet to be given to another engine
     active_from: int = field(init=False)  # positions before it are the base model's (aLoRA)
 
     def __post_init__(self) -> None:
@@ -118,6 +129,17 @@ class Request:
     @property
     def prompt_computed(self) -> int:
         return max(choice.prompt_computed for choice in self.choices)
+
+    @property
+    def gives(self) -> bool:
+        """Its prompt is computed for another engine, which records and answers the request."""
+        ticket = self.submit.ticket
+        return ticket is not None and bool(ticket.to)
+
+    @property
+    def held(self) -> bool:
+        """It cannot be given pages: they would be of no use."""
+        return self.awaits is Awaits.OFFER or self.leaving
 
     @property
     def generated(self) -> int:
@@ -258,6 +280,17 @@ class Sequence:
         prompt = len(self.request.submit.tokens)
         self.prompt_computed = max(self.prompt_computed, min(computed, prompt))
 
+    @property
+    def filling(self) -> bool:
+        """Its pages come from another engine."""
+        return self.request.awaits is Awaits.PAGES and self.index == 0
+
+    def fill(self, computed: int) -> None:
+        """KV of its first ``computed`` tokens came from another engine."""
+        assert computed >= self.computed, "what is computed stays so"
+        self.computed = computed
+        self.prompt_computed = max(self.prompt_computed, computed)
+
     def plan(self, stop: int, *, draws: bool) -> None:
         """The pass to be launched computes positions before ``stop``."""
         self.computed = stop
@@ -296,6 +329,8 @@ class Sequence:
     def forget(self) -> None:
         """Give up what is computed: its pages are gone."""
         self.computed = self.settled = 0
+        if self.filling:
+            self.request.awaits = Awaits.NOTHING  # what comes has no place any more
         if not self.drawing:
             self.life += 1
         self.pages = []

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from gateway.connection import Leaving, leaving_of
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -20,6 +21,7 @@ from gateway.errors import (
     MethodNotAllowed,
     UnsupportedMediaType,
 )
+from gateway.patience import Patience
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,9 +45,12 @@ class ClientGone(Exception):
 class Request:
     """What a client sent."""
 
-    __slots__ = ("_headers", "_receive", "method", "path", "peer")
+    __slots__ = ("_headers", "_patience", "_receive", "_scope", "method", "path", "peer")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, patience: Patience | None = None) -> None:
+        """``patience``: of BODY_SECONDS, shared by the requests of a loop."""
+        self._scope = scope
+        self._patience = patience
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.peer: str = scope["client"][0] if scope.get("client") else ""  # address, or unknown
@@ -87,10 +92,14 @@ class Request:
 
     async def _next_piece(self, until: float) -> Message:
         """``until``, by the monotonic clock, at the latest."""
-        seconds = min(BODY_SECONDS, until - time.monotonic())
+        seconds = until - time.monotonic()
         try:
-            async with asyncio.timeout(seconds):
-                message = await self._receive()
+            if self._patience is not None and seconds > BODY_SECONDS:
+                with self._patience.wait():
+                    message = await self._receive()
+            else:
+                async with asyncio.timeout(min(BODY_SECONDS, seconds)):
+                    message = await self._receive()
         except TimeoutError:
             raise InvalidRequest(
                 f"The body did not arrive: {BODY_SECONDS:g} seconds may pass without a part of it,"
@@ -111,27 +120,34 @@ class Request:
 
     def until_gone(self) -> "UntilGone":
         """A block that ends with ClientGone as soon as the client leaves. Read the body first."""
-        return UntilGone(self._receive)
+        return UntilGone(self._receive, leaving_of(self._scope))
 
 
 class UntilGone:
     """Whatever its block waits for is interrupted; costs nothing per chunk sent."""
 
-    __slots__ = ("_cancelling", "_gone", "_receive", "_task", "_watcher")
+    __slots__ = ("_cancelling", "_gone", "_leaving", "_receive", "_task", "_watcher")
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, receive: Receive, leaving: Leaving | None) -> None:
+        self._receive, self._leaving = receive, leaving
+        self._watcher: asyncio.Task[None] | None = None  # where the server does not tell
         self._gone = False
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
-        self._watcher = asyncio.create_task(self._listen())
+        if self._leaving is not None:
+            self._leaving.watch(self._interrupt)
+        else:
+            self._watcher = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         self._gone = True
         self._task.cancel()
 
@@ -141,7 +157,11 @@ class UntilGone:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._watcher.cancel()
+        if self._leaving is not None:
+            self._leaving.forget()
+        elif self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None  # they would hold one another
         if not self._gone:
             return
         ours = self._task.uncancel() <= self._cancelling

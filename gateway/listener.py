@@ -9,6 +9,7 @@ import uvicorn
 
 from engine.tls import ServerTls
 from gateway.config import ConfigError
+from gateway.connection import ClientConnection
 from gateway.http import Asgi
 
 BACKLOG = 2048
@@ -31,7 +32,7 @@ class Listener(uvicorn.Server):
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             application,
-            http="httptools",
+            http=ClientConnection,
             ws="none",
             lifespan="off",
             access_log=False,

@@ -19,8 +19,9 @@ from engine.bench.poured import PouredHost
 from engine.built import Built
 from engine.composition import build_runner
 from engine.config import EngineConfig, HeadDtype
-from engine.core import Core, Heard
+from engine.core import NO_GATEWAY, Core, Heard
 from engine.counts import CountRecord
+from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit, TokenLogprobs
 
@@ -114,6 +115,7 @@ class LoneEngine:
         self.narrow = config.kv_cache_dtype.narrow
         self.narrow_head = config.head_dtype == HeadDtype.INT8
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        wire = tcp_wire(config, built)
         base = BaseSpec.from_checkpoint(config.model)
         dtype = getattr(torch, built.base.dtype)
         self._made = MadeAdapters(base, dtype, self.device)
@@ -132,7 +134,11 @@ class LoneEngine:
             record=CountRecord(None),
             metrics=EngineMetrics(self.built.num_pages),
             entropy=random.Random(0),  # noqa: S311
+            wire=wire,
         )
+        self.wire = wire
+        if wire is not None:
+            wire.start(lambda news: self.core.inbox.put(Heard(NO_GATEWAY, news), force=True))
         gc.collect()
         gc.freeze()  # as an engine that serves does
 

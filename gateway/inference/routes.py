@@ -14,7 +14,17 @@ import orjson
 from gateway.catalog.target import Target
 from gateway.errors import GatewayError
 from gateway.health import Health
-from gateway.http import Asgi, ClientGone, Message, Receive, Reply, Request, Scope, Send
+from gateway.http import (
+    BODY_SECONDS,
+    Asgi,
+    ClientGone,
+    Message,
+    Receive,
+    Reply,
+    Request,
+    Scope,
+    Send,
+)
 from gateway.identity.principal import Principal
 from gateway.ids import new_id
 from gateway.inference.body import Object
@@ -25,6 +35,7 @@ from gateway.inference.pipeline import Endpoint, Pipeline
 from gateway.inference.services import Services
 from gateway.inference.tokenization import Tokenization
 from gateway.log import logger
+from gateway.patience import Patience
 
 MODEL = "/v1/models/"
 CLIENT_GONE = 499  # for log and metrics; nobody is there to receive it
@@ -77,6 +88,7 @@ class Routes:
         self._completion = Endpoint(intake.completion, CompletionFrames)
         self._embedding = Endpoint(intake.embedding, EmbeddingFrames)
         self._log = logger("gateway.request")
+        self._patience = Patience(BODY_SECONDS)
         self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
         self._routes = {
             "/v1/chat/completions": Route("/v1/chat/completions", ("POST",), self._chats),
@@ -100,7 +112,8 @@ class Routes:
         if route is None:
             await self._behind(scope, receive, _identified(send, new_id("req")))
             return
-        request, reply = Request(scope, receive), Reply(send, new_id("req"))
+        request = Request(scope, receive, self._patience)
+        reply = Reply(send, new_id("req"))
         if self._do.tracing is not None and "POST" in route.methods:
             reply.trace = self._do.tracing.begin(request, route.name, reply.request_id)
             reply.facts["trace"] = reply.trace.id  # so that a log line finds its spans

@@ -4,7 +4,6 @@ Money is not shared out: a budget must not be spent twice. Without the store not
 admitted against one, and what runs ends with the money that it has reserved.
 """
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from redis.exceptions import RedisError
 from gateway.errors import QuotaBackendUnavailable
 from gateway.limits.memory import MemoryStore
 from gateway.limits.store import Ask, Extension, Kind, Open, Purse, Store, Verdict
+from gateway.patience import Patience
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class DegradingStore:
     ) -> None:
         self._shared = shared
         self._local = MemoryStore(lambda: int(clock() * 1000))
-        self._deadline_s = deadline_s
+        self._patience = Patience(deadline_s)
         self._replicas = replicas
         self._clock = clock
         self._failures = 0
@@ -132,7 +132,7 @@ class DegradingStore:
             question.close()
             return None
         try:
-            async with asyncio.timeout(self._deadline_s):
+            with self._patience.wait():
                 answer = await question
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             self._failed(error)

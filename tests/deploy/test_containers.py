@@ -13,6 +13,7 @@ import yaml
 from compose_spec import PyCompose
 
 from engine.cli import Serve, parse
+from gateway.cli.main import build_parser
 from gateway.config import Settings
 from tests.deploy.images import DEPLOY, ROOT, Image
 
@@ -91,7 +92,8 @@ def test_the_engines_default_arguments_are_arguments_and_its_ports_are_exposed()
 
 
 def test_compose_is_what_its_specification_says():
-    PyCompose.from_yaml(COMPOSE).validate()
+    merged = yaml.safe_load(COMPOSE)  # it knows no merge keys; Compose resolves them first
+    PyCompose.from_yaml(yaml.safe_dump(merged)).validate()
 
 
 def test_compose_builds_every_image_of_ours_and_mounts_what_is_there():
@@ -105,7 +107,7 @@ def test_compose_builds_every_image_of_ours_and_mounts_what_is_there():
             assert (context / build["dockerfile"]).is_file(), name
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
-            assert not source.startswith(".") or (DEPLOY / source).is_file(), name
+            assert not source.startswith(".") or (DEPLOY / source).exists(), name
 
 
 def test_the_gateways_settings_in_compose_are_settings_that_fit_the_engine():
@@ -116,6 +118,49 @@ def test_the_gateways_settings_in_compose_are_settings_that_fit_the_engine():
     assert settings.engines == (f"tcp:engine:{Image.read('engine').last('EXPOSE').split()[0]}",)
     (mounted,) = SERVICES["gateway"]["configs"]
     assert image.command[-1] == mounted["target"]
+
+
+def test_our_services_run_locked_and_write_in_their_volumes_alone():
+    for name, service in SERVICES.items():
+        if service["image"].startswith("loratorio-"):
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+            assert service["tmpfs"] == [service["environment"]["HOME"]], name
+    for kind in IMAGES:
+        assert Image.read(kind).last("USER") == "10001"
+
+
+def test_commands_of_the_operator_find_the_servers_settings():
+    (mounted,) = SERVICES["gateway"]["configs"]
+    for name in ("prepare", "admin"):
+        said = " ".join([*SERVICES[name]["entrypoint"], *SERVICES[name].get("command", [])])
+        assert f"--settings={mounted['target']}" in said
+    words = SERVICES["prepare"]["command"]
+    assert build_parser("prepare").parse_args(words).model == Path("/models/base")
+
+
+def test_grafana_finds_prometheus_and_our_dashboards():
+    folder, mounts = (
+        DEPLOY / "grafana",
+        dict(volume.split(":")[:2] for volume in SERVICES["grafana"]["volumes"]),
+    )
+    (source,) = yaml.safe_load((folder / "provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((folder / "provisioning/dashboards/loratorio.yaml").read_text())[
+        "providers"
+    ]
+    assert mounts["./grafana/dashboards"] == provider["options"]["path"]
+    assert len(list((folder / "dashboards").glob("*.json"))) >= 2
+
+
+def test_prometheus_reads_our_alerts():
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    mounts = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
+    for name in config["rule_files"]:
+        assert mounts[f"./prometheus/{name}"] == f"/etc/prometheus/{name}"
 
 
 def test_prometheus_asks_the_services_that_compose_starts():

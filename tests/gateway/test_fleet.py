@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.protocol import Drain, RefusalCode
+from engine.protocol import VERSION, Drain, RefusalCode
 from gateway.errors import NoEngine
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
@@ -158,7 +158,8 @@ async def test_an_engine_of_another_version_is_refused_by_name(tmp_path, monkeyp
     async with FakeEngine(address), running(fleet):
         (member,) = fleet.members
         await until(lambda: bool(member.unfit))
-        assert "the engine speaks version 3 of the protocol, this gateway 99" in member.unfit
+        said = f"the engine speaks version {VERSION} of the protocol, this gateway 99"
+        assert said in member.unfit
         assert address in caplog.text
         assert fleet.ready == []
 
