@@ -17,22 +17,34 @@ from gateway.ids import new_id
 from gateway.limits.models import Level
 from gateway.limits.rules import Rates, Subject
 from gateway.limits.service import LimitService
+from gateway.usage.rollup_repository import DAY_KEYS, GRAINS, SUMS
 
 DAYS = 90
 SLOTS = DAYS * 96
 MODELS, KEYS, CUSTOMERS = 8, 4, 50
 PASSWORD = "as long as it is wide"
 
-# Row n is of tenant n % tenants; slots, models, keys and customers go round at their own pace.
+# Rows come in the order of their slots, as they do in life, and evenly over all the days; tenants,
+# models, keys and customers go round at their own pace.
 ROLLUPS = """
 INSERT INTO usage_rollup (slot, project_id, period, key_id, user_id, tier, model, base_model,
   adapter_id, endpoint, price_id, organisation_id, events, requests, unpriced, prompt_tokens,
   cached_tokens, completion_tokens, storage_byte_hours, input_nano, cached_nano, output_nano,
   storage_nano)
-SELECT {slot}, p.project_id, {period}, p.key_id, 'customer-' || (n * 7 % {customers}), 'default',
-  'model-' || (n % {models}), 'base', '', 'chat.completions', 'prc_1', p.organisation_id,
+SELECT {slot}, p.project_id, {period}, p.key_id,
+  'customer-' || ((n / {places} * 7 + n) % {customers}), 'default',
+  'model-' || ((n / {places} + n) % {models}), 'base', '', 'chat.completions', 'prc_1',
+  p.organisation_id,
   5, 5, 0, 4000, 800, 900, 0, 8000000, 200000, 9000000, 0
 FROM {series} JOIN bench_place p ON p.place = n % {places}
+"""
+DAYS_OF = """
+INSERT INTO usage_day (grain, day, {keys}, organisation_id, {sums})
+SELECT '{grain}', {day}, {values}, {owner}, {added} FROM usage_rollup GROUP BY {by}
+"""
+PACE_DAYS = """
+INSERT INTO usage_pace_day (day, kind, step, requests)
+SELECT {day}, kind, step, sum(requests) FROM usage_pace GROUP BY 1, 2, 3
 """
 PACES = """
 INSERT INTO usage_pace (slot, project_id, model, kind, step, organisation_id, requests)
@@ -96,7 +108,8 @@ async def _roll(
                  " project_id TEXT, key_id TEXT)")
         )  # fmt: skip
         await session.execute(text("INSERT INTO bench_place VALUES (:place, :o, :p, :k)"), places)
-        minutes = f"15 * (n / {len(places)} % {SLOTS})"
+        minutes = f"15 * (n::bigint * {SLOTS} / {size.rows})" if postgres else (
+            f"15 * (n * {SLOTS} / {size.rows})")  # fmt: skip
         start = f"{first:%Y-%m-%d %H:%M:%S}"
         shape = {
             "customers": CUSTOMERS, "models": MODELS, "places": len(places),
@@ -111,6 +124,17 @@ async def _roll(
         }  # fmt: skip
         await session.execute(text(ROLLUPS.format(**shape)))
         await session.execute(text(PACES))
+        day = "date_trunc('day', slot, 'UTC')" if postgres else (
+            "substr(slot, 1, 10) || ' 00:00:00.000000'")  # fmt: skip
+        for grain, told in GRAINS.items():
+            filled = DAYS_OF.format(
+                grain=grain, day=day, keys=", ".join(DAY_KEYS), sums=", ".join(SUMS),
+                values=", ".join(name if name in told else "''" for name in DAY_KEYS),
+                owner="max(organisation_id)" if "project_id" in told else "'*'",
+                added=", ".join(f"sum({name})" for name in SUMS), by=", ".join([day, *told]),
+            )  # fmt: skip
+            await session.execute(text(filled))
+        await session.execute(text(PACE_DAYS.format(day=day)))
         await session.execute(text("DROP TABLE bench_place"))
         await session.execute(text("ANALYZE"))
     await engine.dispose()

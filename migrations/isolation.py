@@ -30,6 +30,7 @@ SHARED = {
     "rollup_watermark": "SELECT",
     "sink_watermark": "",
     "usage_dropped": "",
+    "usage_pace_day": "",
 }
 # Rules that no column says.
 SPECIAL = {
@@ -48,6 +49,7 @@ MAY = {
     "price": "SELECT",
     "sink_customer": "SELECT",
     "sink_delivery": "SELECT",
+    "usage_day": "SELECT",
     "usage_dropped_charge": "SELECT",
     "usage_event": "SELECT",
     "usage_pace": "SELECT",

@@ -5,19 +5,20 @@ whole; the file (``format=csv``) has every group and every metric.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from starlette.responses import Response
 
-from gateway.dashboard.charts import MOST_SERIES, UNITS, Figure, Series, ranked
+from gateway.dashboard.charts import MOST_SERIES, OTHER, UNITS, Figure, Series
 from gateway.dashboard.names import Names
 from gateway.dashboard.page import Content, Page
 from gateway.dashboard.sheet import csv_answer
 from gateway.dashboard.timespan import INTERVALS, RANGES, timespan_of
 from gateway.dashboard.visit import Visit
 from gateway.errors import InvalidRequest
-from gateway.usage.report import Group, Only, Usage
+from gateway.usage.report import Group, Only, Usage, UsageReport
 
 NONE = "none"
 TOPS = (3, 5, MOST_SERIES)
@@ -53,6 +54,7 @@ GROUPS: Mapping[str, tuple[str, Group | None]] = {
     "organisation": ("organisation", "organisation_id"),
 }
 FILTERS: Mapping[str, Group] = {"project": "project_id", "model": "model", "key": "key_id"}
+PLACES: tuple[Group, Group] = ("project_id", "model")  # that something can be chosen of
 COLUMNS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "spend_usd",
            "spend_nano_usd", "unpriced_requests")  # fmt: skip
 
@@ -78,17 +80,18 @@ async def explore(visit: Visit) -> Content:
     span = timespan_of(visit.query, visit.zone, visit.now, default="30d")
     names = await Names.of(visit)
     report = visit.report()
-    buckets = await report.between(span.edges, group_by=question.groups, only=question.only)
     named = await names.namer(question.by)
     if visit.query.get("format") == "csv":
+        buckets = await report.between(span.edges, group_by=question.groups, only=question.only)
         return _csv(question, visit, span.edges, buckets, named)
     metric = METRICS[question.metric]
-    values = [{_key(group): metric.of(usage) for group, usage in each.items()} for each in buckets]
-    series = ranked(values, most=question.top, named=named)
-    if question.by == NONE:
-        series = tuple(Series(metric.name, each.values) for each in series)
-    lines = _lines(buckets, metric)
-    whole = await report.within(span.window, group_by=("project_id", "model"))
+    lines = _lines(await report.within(span.window, group_by=question.groups, only=question.only),
+                   metric)  # fmt: skip
+    series = await _series(report, question, span.edges, [name for name, _ in lines], named)
+    projects, models = [
+        sorted(name for (name,) in await report.within(span.window, group_by=(group,)))
+        for group in PLACES
+    ]
     return {
         "question": question, "span": span, "ranges": RANGES, "intervals": INTERVALS,
         "metrics": {key: each.name for key, each in METRICS.items()},
@@ -105,10 +108,10 @@ async def explore(visit: Visit) -> Content:
         "whole": sum(metric.of(usage) for _, usage in lines),
         "text": UNITS[metric.unit],
         "project_choices": sorted(
-            ((each, names.projects.get(each, each)) for each in {project for project, _ in whole}),
+            ((each, names.projects.get(each, each)) for each in projects),
             key=lambda choice: choice[1],
         ),
-        "model_choices": [(each, each) for each in sorted({model for _, model in whole})],
+        "model_choices": [(each, each) for each in models],
     }  # fmt: skip
 
 
@@ -128,8 +131,9 @@ def question_of(visit: Visit) -> Question:
 
 
 def _offered(visit: Visit) -> dict[str, str]:
-    """Organisations are told apart where there are several."""
-    left_out = () if not visit.organisation else ("organisation",)
+    """Organisations are told apart where there are several; what is their own, keys and customers,
+    within one of them."""
+    left_out = ("organisation",) if visit.organisation else ("key", "customer")
     return {key: name for key, (name, _) in GROUPS.items() if key not in left_out}
 
 
@@ -158,14 +162,39 @@ def _running(values: Sequence[int | None]) -> list[int]:
     return sums[1:]
 
 
-def _lines(
-    buckets: Sequence[Mapping[tuple[str, ...], Usage]], metric: Metric
-) -> list[tuple[str, Usage]]:
-    sums: dict[str, Usage] = {}
-    for bucket in buckets:
-        for group, usage in bucket.items():
-            sums[_key(group)] = sums.get(_key(group), Usage()) + usage
-    return sorted(sums.items(), key=lambda line: (-metric.of(line[1]), line[0]))
+async def _series(
+    report: UsageReport,
+    question: Question,
+    edges: Sequence[datetime],
+    order: Sequence[str],  # every group, the largest first
+    named: Callable[[str], str],
+) -> tuple[Series, ...]:
+    """The largest, and all others as one: of those, however many they are, only sums are read."""
+    metric, only = METRICS[question.metric], question.only
+    first = order if len(order) == question.top + 1 else order[: question.top]
+    if (column := GROUPS[question.by][1]) is not None:
+        only = replace(only, **{column: tuple(first)})
+    if not order:
+        return ()
+    found = await report.between(edges, group_by=question.groups, only=only)
+    values = [{_key(group): metric.of(usage) for group, usage in each.items()} for each in found]
+    if question.by == NONE:
+        return (Series(metric.name, tuple(each.get("", 0) for each in values)),)
+    shown = [Series(named(each), tuple(v.get(each, 0) for v in values)) for each in first]
+    if len(first) < len(order):
+        wholes = await report.between(edges, only=question.only)
+        rest = tuple(
+            sum(map(metric.of, whole.values())) - sum(part.values())
+            for whole, part in zip(wholes, values, strict=True)
+        )
+        shown.append(Series(f"{OTHER} ({len(order) - len(first)})", rest, is_rest=True))
+    return tuple(shown)
+
+
+def _lines(sums: Mapping[tuple[str, ...], Usage], metric: Metric) -> list[tuple[str, Usage]]:
+    """The largest first."""
+    lines = [(_key(group), usage) for group, usage in sums.items()]
+    return sorted(lines, key=lambda line: (-metric.of(line[1]), line[0]))
 
 
 def _csv(

@@ -56,10 +56,11 @@ async def overview(visit: Visit) -> dict[str, Any]:
     span = timespan_of(visit.query, visit.zone, visit.now)
     report = visit.report()
     owner: Group = "project_id" if visit.organisation else "organisation_id"
-    buckets = await report.between(span.edges, group_by=("model", owner))
-    usage = sum((each for bucket in buckets for each in bucket.values()), Usage())
+    buckets = await report.between(span.edges, group_by=("model",))
+    owners = _by(await report.within(span.window, group_by=(owner,)))
+    models = _by(*buckets)
+    usage = sum(models.values(), Usage())
     names = await Names.of(visit)
-    models, owners = (_by(buckets, place) for place in (0, 1))
     return {
         "span": span,
         "ranges": RANGES,
@@ -93,11 +94,11 @@ async def _pace(visit: Visit, window: Window) -> Pace:
     )
 
 
-def _by(buckets: Sequence[Sums], place: int) -> dict[str, Usage]:
+def _by(*buckets: Sums) -> dict[str, Usage]:
     found: dict[str, Usage] = {}
     for bucket in buckets:
-        for group, usage in bucket.items():
-            found[group[place]] = found.get(group[place], Usage()) + usage
+        for (name,), usage in bucket.items():
+            found[name] = found.get(name, Usage()) + usage
     return found
 
 
@@ -113,9 +114,7 @@ def _unpriced(usage: Usage) -> str:
 
 
 def _spend(span: Timespan, buckets: Sequence[Sums]) -> Figure:
-    by_model = [
-        {name: usage.cost.total for name, usage in _by([bucket], 0).items()} for bucket in buckets
-    ]
+    by_model = [{name: usage.cost.total for (name,), usage in bucket.items()} for bucket in buckets]
     return Figure(title="Spend by model", unit="usd", span=span, series=ranked(by_model))
 
 

@@ -137,6 +137,36 @@ class UsageRollup(Tenanted):
     storage_nano: Mapped[int] = mapped_column(BigInteger)
 
 
+class UsageDay(Tenanted):
+    """The roll-ups of a day of UTC added up, without keys, customers, prices and months: what a
+    view over very many quarters of an hour reads instead of them. Several times, by grain: what a
+    grain does not tell apart is "" in its rows."""
+
+    __tablename__ = "usage_day"
+    __table_args__ = (Index(None, "organisation_id", "grain", "day"),)
+
+    grain: Mapped[str] = mapped_column(String(8), primary_key=True)  # see rollup_repository
+    day: Mapped[datetime] = mapped_column(Utc, primary_key=True)  # its first moment
+    project_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tier: Mapped[str] = mapped_column(String(16), primary_key=True)
+    model: Mapped[str] = mapped_column(String(256), primary_key=True)
+    base_model: Mapped[str] = mapped_column(String(256), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    endpoint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organisation_id: Mapped[str] = mapped_column(String(40))
+    events: Mapped[int] = mapped_column(BigInteger)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    unpriced: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    storage_byte_hours: Mapped[int] = mapped_column(BigInteger)
+    input_nano: Mapped[int] = mapped_column(BigInteger)
+    cached_nano: Mapped[int] = mapped_column(BigInteger)
+    output_nano: Mapped[int] = mapped_column(BigInteger)
+    storage_nano: Mapped[int] = mapped_column(BigInteger)
+
+
 class UsagePace(Tenanted):
     """Requests of one quarter of an hour by how fast they were answered; see ``pace.py``."""
 
@@ -149,6 +179,17 @@ class UsagePace(Tenanted):
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     organisation_id: Mapped[str] = mapped_column(String(40))
+    requests: Mapped[int] = mapped_column(BigInteger)
+
+
+class UsagePaceDay(Base):
+    """The paces of a day of UTC, of all tenants together: for operators alone."""
+
+    __tablename__ = "usage_pace_day"
+
+    day: Mapped[datetime] = mapped_column(Utc, primary_key=True)  # its first moment
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     requests: Mapped[int] = mapped_column(BigInteger)
 
 

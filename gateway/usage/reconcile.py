@@ -21,10 +21,11 @@ import msgspec
 from engine.protocol import Counts
 from gateway.db import Database
 from gateway.usage.event import EPOCH
-from gateway.usage.reconcile_repository import Billed, ReconcileRepository
+from gateway.usage.reconcile_repository import Billed, ReconcileRepository, Sums
 from gateway.usage.record import Outcome
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.retention_repository import RetentionRepository
+from gateway.usage.rollup_repository import GRAINS
 
 GRACE_S = 60.0
 CHUNK = 1000  # ids in one query
@@ -100,11 +101,13 @@ class Reconciliation:
         ledger = await rows.added_up(self._kept_from)
         rolled = await rows.rolled_up(self._kept_from)
         findings.compared["quarters of an hour by project"] = len(ledger)
-        for place in sorted(ledger.keys() | rolled.keys()):
-            ours, theirs = ledger.get(place, {}), rolled.get(place, {})
-            for name in ours.keys() | theirs.keys():
-                where = f"{name} of {place}"
-                findings.differ("roll-ups", where, ours.get(name, 0), theirs.get(name, 0))
+        _compare_sums("roll-ups", ledger, rolled, findings)
+        by_day = await rows.rolled_by_day()
+        findings.compared["days by project"] = sum(bool(project) for project, _ in by_day)
+        for grain, told in GRAINS.items():
+            owned = "project_id" in told
+            wanted = {place: sums for place, sums in by_day.items() if bool(place[0]) == owned}
+            _compare_sums(f"days by {grain}", wanted, await rows.days(grain), findings)
 
     async def _dropped(
         self, rows: ReconcileRepository, kept: RetentionRepository, findings: Findings
@@ -180,6 +183,14 @@ class Reconciliation:
 
     def _recent(self, name: str) -> bool:
         return self._now - made_at(name) < GRACE_S
+
+
+def _compare_sums(check: str, one: Sums, other: Sums, findings: Findings) -> None:
+    for place in sorted(one.keys() | other.keys()):
+        ours, theirs = one.get(place, {}), other.get(place, {})
+        for name in ours.keys() | theirs.keys():
+            where = f"{name} of {place}"
+            findings.differ(check, where, ours.get(name, 0), theirs.get(name, 0))
 
 
 def made_at(request: str) -> float:

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.usage.models import RollupWatermark, UsageEvent, UsageRollup
-from gateway.usage.rollup_repository import SUMS, share_of
+from gateway.db import is_postgres
+from gateway.usage.models import RollupWatermark, UsageDay, UsageEvent, UsageRollup
+from gateway.usage.rollup_repository import SUMS, day_of, share_of
 
-Sums = Mapping[tuple[str, str], Mapping[str, int]]  # (project, quarter of an hour) -> sums
+Sums = Mapping[tuple[str, str], Mapping[str, int]]  # (project, quarter of an hour, or day) -> sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,26 @@ class ReconcileRepository:
             select(rollup.project_id, rollup.slot, *sums)
             .where(rollup.slot >= since)
             .group_by(rollup.project_id, rollup.slot)
+        )
+        return _by_place((await self._session.execute(statement)).all())
+
+    async def rolled_by_day(self) -> Sums:
+        """From the quarters of an hour; of all tenants under no project."""
+        rollup = UsageRollup
+        day = day_of(rollup.slot, postgres=is_postgres(self._session))
+        sums = [func.sum(getattr(rollup, name)) for name in SUMS]
+        owned = select(rollup.project_id, day, *sums).group_by(rollup.project_id, day)
+        whole = select(literal(""), day, *sums).group_by(day)
+        rows = [*await self._session.execute(owned), *await self._session.execute(whole)]
+        return _by_place(rows)
+
+    async def days(self, grain: str) -> Sums:
+        """From the days' own sums."""
+        day = UsageDay
+        statement = (
+            select(day.project_id, day.day, *(func.sum(getattr(day, name)) for name in SUMS))
+            .where(day.grain == grain)
+            .group_by(day.project_id, day.day)
         )
         return _by_place((await self._session.execute(statement)).all())
 
@@ -92,6 +113,12 @@ class ReconcileRepository:
 
 def _by_place(rows: Sequence[Any]) -> Sums:
     return {
-        (project, slot.isoformat()): dict(zip(SUMS, map(int, sums), strict=True))
+        (project, _text(slot)): dict(zip(SUMS, map(int, sums), strict=True))
         for project, slot, *sums in rows
     }
+
+
+def _text(slot: datetime | str) -> str:
+    """SQLite gives computed times as text."""
+    found = datetime.fromisoformat(slot) if isinstance(slot, str) else slot
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).isoformat()

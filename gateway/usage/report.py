@@ -115,8 +115,7 @@ class UsageReport:
     ) -> list[Bucket]:
         """One bucket for every step of the window, in order. Raises InvalidRequest."""
         _check(window, width)
-        by_minute = width < SLOT
-        rows = await self._rows.lines(window, group_by, only, by_minute=by_minute)
+        rows = await self._rows.lines(window, group_by, only, width=width)
         found: dict[datetime, dict[tuple[str, ...], Usage]] = {}
         for slot, group, usage in _parsed(rows, len(group_by)):
             lines = found.setdefault(bucket_start(slot, width), {})

@@ -11,6 +11,7 @@ from sqlalchemy import (
     CompoundSelect,
     Select,
     Subquery,
+    case,
     func,
     literal,
     or_,
@@ -22,10 +23,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import is_postgres
 from gateway.usage.event import EPOCH, SLOT_S
-from gateway.usage.models import LogPosition, RollupWatermark, UsageEvent, UsageRollup
-from gateway.usage.rollup_repository import KEYS, SUMS, key_of, share_of
+from gateway.usage.models import LogPosition, RollupWatermark, UsageDay, UsageEvent, UsageRollup
+from gateway.usage.rollup_repository import GRAINS, SUMS, key_of, share_of
 
-SLOT = timedelta(seconds=SLOT_S)
+SLOT, DAY = timedelta(seconds=SLOT_S), timedelta(days=1)
+MOST_CASES = 100  # buckets that SQLite looks through for each row
 OWNER = "organisation_id"  # no key of a roll-up: its project says it
 
 
@@ -41,6 +43,7 @@ class Window:
 class Only:
     """Ids and names to keep; empty means all. Fields are the columns."""
 
+    organisation_id: tuple[str, ...] = ()
     project_id: tuple[str, ...] = ()
     key_id: tuple[str, ...] = ()
     user_id: tuple[str, ...] = ()
@@ -50,9 +53,38 @@ class Only:
     tier: tuple[str, ...] = ()
     endpoint: tuple[str, ...] = ()
 
+    @property
+    def columns(self) -> list[str]:
+        """By which anything is kept out."""
+        return [field.name for field in fields(self) if getattr(self, field.name)]
+
     def conditions(self, column: Any) -> list[ColumnElement[bool]]:
-        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        return [column(name).in_(values) for name, values in given if values]
+        return [column(name).in_(getattr(self, name)) for name in self.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``by_days``: no day of UTC is to be told apart from within."""
+
+    window: Window
+    group_by: tuple[str, ...]
+    only: Only
+    by_days: bool
+
+    def days(self, first: datetime, last: datetime) -> tuple[datetime, datetime] | None:
+        """The whole days in there; None: there is none whose sums could be used."""
+        start, end = _up(first, DAY), _down(last, DAY)
+        return (start, end) if self.by_days and start < end else None
+
+    def grain(self, *, of_all: bool) -> str | None:
+        """The smallest of the days' sums that can answer this, of all tenants or of one."""
+        told = {*self.group_by, *self.only.columns} - {OWNER}
+        owned = not of_all or OWNER in (*self.group_by, *self.only.columns)
+        for grain in ("kind", "owner", "all"):
+            keys = GRAINS[grain]
+            if told <= {*keys} and (not owned or "project_id" in keys):
+                return grain
+        return None
 
 
 class ReportRepository:
@@ -68,25 +100,42 @@ class ReportRepository:
         self._organisation, self._project = organisation, project
 
     async def lines(
-        self, window: Window, group_by: Sequence[str], only: Only, *, by_minute: bool = False
+        self,
+        window: Window,
+        group_by: Sequence[str],
+        only: Only,
+        *,
+        width: timedelta | None = None,
     ) -> Sequence[Any]:
-        """Rows of (slot or minute, the groups, the sums). One statement, so one instant."""
-        facts = (self._by_minute(window, only) if by_minute else self._by_slot(window, only)).cte()
+        """Rows of (slot or minute, the groups, the sums), to be added up by ``width``; None: as one
+        sum. One statement, so one instant."""
+        asked = Asked(window, tuple(group_by), only, by_days=width in (None, DAY))
+        by_minute = width is not None and width < SLOT
+        facts = (self._by_minute(asked) if by_minute else self._by_slot(asked)).cte()
         return await self._summed(facts, group_by)
 
     async def between(
         self, edges: Sequence[datetime], group_by: Sequence[str], only: Only
     ) -> Sequence[Any]:
-        """The same, with for each pair of neighbours of ``edges`` one slot within it, where the
-        database can; SQLite gives every slot."""
-        facts = self._by_slot(Window(edges[0], edges[-1]), only).cte()
-        if not is_postgres(self._session):
+        """The same, with one slot within each pair of neighbours of ``edges``; or several, where
+        there are very many pairs for SQLite to tell apart."""
+        by_days = all(_down(edge, DAY) == edge for edge in edges[1:-1])
+        asked = Asked(Window(edges[0], edges[-1]), tuple(group_by), only, by_days=by_days)
+        facts = self._by_slot(asked).cte()
+        if not is_postgres(self._session) and len(edges) > MOST_CASES:
             return await self._summed(facts, group_by)
-        given = literal(list(edges), ARRAY(TIMESTAMP(timezone=True)))
         others = [column for column in facts.c if column.name != "slot"]
-        place = func.width_bucket(facts.c.slot, given)  # 1 for the first
+        place = self._place(facts.c.slot, edges)
         rows = await self._summed(select(place.label("slot"), *others).cte(), group_by)
         return [(edges[number - 1], *values) for number, *values in rows]
+
+    def _place(self, slot: Any, edges: Sequence[datetime]) -> ColumnElement[int]:
+        """Between which edges: 1 for the first two."""
+        if len(edges) == 2:
+            return literal(1)
+        if is_postgres(self._session):
+            return func.width_bucket(slot, literal(list(edges), ARRAY(TIMESTAMP(timezone=True))))
+        return case(*((slot < edge, number) for number, edge in enumerate(edges[1:], 1)))
 
     async def _summed(self, facts: CTE, group_by: Sequence[str]) -> Sequence[Any]:
         keys = [facts.c.slot, *(facts.c[name] for name in group_by)]
@@ -94,56 +143,69 @@ class ReportRepository:
         statement = select(*keys, *sums).group_by(*keys).order_by(*keys)
         return (await self._session.execute(statement)).all()
 
-    def _by_slot(self, window: Window, only: Only) -> CompoundSelect[Any]:
-        """Whole quarters of an hour from the roll-ups; the window's ragged ends from events."""
+    def _by_slot(self, asked: Asked) -> CompoundSelect[Any]:
+        """Whole quarters of an hour from the roll-ups, whole days from theirs where they know what
+        is asked; the window's ragged ends from events."""
+        window, event, behind = asked.window, UsageEvent, _behind()
         first, last = _up(window.start), _down(window.end)
         if first > last:  # all within one quarter
             first = last = window.end
-        rollup = UsageRollup
-        rolled = (
-            self._mine(rollup, [getattr(rollup, name) for name in (*KEYS, OWNER, *SUMS)])
-            .where(rollup.slot >= first, rollup.slot < last)
-            .where(*only.conditions(lambda name: getattr(rollup, name)))
-        )
-        event = UsageEvent
-        behind = _behind()
+        parts: list[Select[Any]] = []
+        grain = asked.grain(of_all=self._organisation is None and self._project is None)
+        days = asked.days(first, last) if grain is not None else None
+        if days is not None:
+            whole = self._rolled(UsageDay, UsageDay.day, days, asked)
+            parts.append(whole.where(UsageDay.grain == grain))
+        for start, end in [(first, last)] if days is None else [(first, days[0]), (days[1], last)]:
+            if start < end:
+                parts.append(self._rolled(UsageRollup, UsageRollup.slot, (start, end), asked))
         tail = (
-            self._events(event.slot, window, only)
+            self._events(event.slot, asked)
             .join(behind, behind.c.log == event.log)
             .where(event.batch > behind.c.rolled, event.slot >= first, event.slot < last)
         )
-        if (first, last) == (window.start, window.end):
-            return union_all(rolled, tail)
-        ends = self._events(event.slot, window, only).where(
-            or_(event.started_at < first, event.started_at >= last)
-        )
-        return union_all(rolled, tail, ends)
+        parts.append(tail)
+        if (first, last) != (window.start, window.end):
+            ragged = or_(event.started_at < first, event.started_at >= last)
+            parts.append(self._events(event.slot, asked).where(ragged))
+        return union_all(*parts)
 
-    def _by_minute(self, window: Window, only: Only) -> Select[Any]:
+    def _rolled(
+        self,
+        table: type[UsageRollup] | type[UsageDay],
+        slot: Any,
+        within: tuple[datetime, datetime],
+        asked: Asked,
+    ) -> Select[Any]:
+        columns = [getattr(table, name) for name in (*asked.group_by, *SUMS)]
+        return (
+            self._mine(table, [slot.label("slot"), *columns])
+            .where(slot >= within[0], slot < within[1])
+            .where(*asked.only.conditions(lambda name: getattr(table, name)))
+        )
+
+    def _by_minute(self, asked: Asked) -> Select[Any]:
         begun = UsageEvent.started_at
         minute: ColumnElement[Any] = (
             func.date_trunc("minute", begun)
             if is_postgres(self._session)
             else func.substr(begun, 1, 16).op("||")(":00.000000")
         )
-        return self._events(minute, window, only)
+        return self._events(minute, asked)
 
-    def _events(self, slot: Any, window: Window, only: Only) -> Select[Any]:
-        event = UsageEvent
-        keys = [
-            slot.label("slot"),
-            *(key_of(name).label(name) for name in (*KEYS, OWNER) if name != "slot"),
-        ]
+    def _events(self, slot: Any, asked: Asked) -> Select[Any]:
+        event, window = UsageEvent, asked.window
+        keys = [slot.label("slot"), *(key_of(name).label(name) for name in asked.group_by)]
         return (
             self._mine(event, [*keys, *(share_of(name).label(name) for name in SUMS)])
             .where(event.day >= window.start.astimezone(UTC).date())
             .where(event.day <= window.end.astimezone(UTC).date())
             .where(event.started_at >= window.start, event.started_at < window.end)
-            .where(*only.conditions(key_of))
+            .where(*asked.only.conditions(key_of))
         )
 
     def _mine(
-        self, table: type[UsageEvent] | type[UsageRollup], columns: Sequence[Any]
+        self, table: type[UsageEvent] | type[UsageRollup] | type[UsageDay], columns: Sequence[Any]
     ) -> Select[Any]:
         statement = select(*columns)
         if self._organisation is not None:
@@ -165,9 +227,9 @@ def _behind() -> Subquery:
     )
 
 
-def _down(time: datetime) -> datetime:
-    return time - (time - EPOCH) % SLOT
+def _down(time: datetime, step: timedelta = SLOT) -> datetime:
+    return time - (time - EPOCH) % step
 
 
-def _up(time: datetime) -> datetime:
-    return -(-(time - EPOCH) // SLOT) * SLOT + EPOCH
+def _up(time: datetime, step: timedelta = SLOT) -> datetime:
+    return -(-(time - EPOCH) // step) * step + EPOCH

@@ -1,18 +1,19 @@
 """Adding events up by quarter of an hour, and finding those not yet added."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, select
+from sqlalchemy import BindParameter, ColumnElement, Select, and_, case, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.db import is_postgres
-from gateway.usage.models import LogPosition, RollupWatermark, UsageEvent, UsageRollup
+from gateway.db import Base, is_postgres
+from gateway.usage.models import LogPosition, RollupWatermark, UsageDay, UsageEvent, UsageRollup
 
 ROLLING = 0x10_7C  # Postgres advisory lock: one adds up at a time
 
+NOBODY = "*"  # whose the sums of all tenants are: no organisation is called that
 KEYS = (
     "slot",
     "project_id",
@@ -26,6 +27,20 @@ KEYS = (
     "endpoint",
     "price_id",
 )
+DAY_KEYS = (
+    "project_id",
+    "tier",
+    "model",
+    "base_model",
+    "adapter_id",
+    "endpoint",
+)  # of a day's sums, beside the day and the grain
+# What each grain of a day's sums tells apart; to the rest of its keys it says nothing.
+GRAINS = {
+    "all": DAY_KEYS,
+    "owner": ("project_id",),
+    "kind": ("tier", "model", "base_model", "endpoint"),  # of all tenants together
+}
 SUMS = (
     "events",
     "requests",
@@ -98,27 +113,53 @@ class RollupRepository:
         return [Behind(*row) for row in await self._session.execute(statement)]
 
     async def roll_up(self, behind: Behind) -> None:
-        """Add what is behind to the roll-ups, and move the watermark with it."""
-        insert = postgresql.insert if self._postgres else sqlite.insert
-        keys = [key_of(name) for name in KEYS]
-        fresh = (
-            select(
-                *keys,
-                func.max(UsageEvent.organisation_id),
-                *(func.sum(share_of(name)) for name in SUMS),
-            )
-            .where(
-                UsageEvent.log == behind.log,
-                UsageEvent.batch > behind.rolled,
-                UsageEvent.batch <= behind.batch,
-            )
-            .group_by(*keys)
-            .order_by(*keys)
-        )
-        made = insert(UsageRollup).from_select([*KEYS, "organisation_id", *SUMS], fresh)
-        added = {name: getattr(UsageRollup, name) + made.excluded[name] for name in SUMS}
-        await self._session.execute(made.on_conflict_do_update(index_elements=KEYS, set_=added))
-        mark = insert(RollupWatermark).values(log=behind.log, batch=behind.batch)
+        """Add what is behind to the roll-ups of quarters and days, and move the watermark with
+        them."""
+        keys: dict[str, ColumnElement[Any]] = {name: key_of(name) for name in KEYS}
+        await self._add(UsageRollup, keys, behind)
+        day = day_of(UsageEvent.slot, postgres=self._postgres)
+        for grain, told in GRAINS.items():
+            known = {name: keys[name] if name in told else literal("") for name in DAY_KEYS}
+            await self._add(UsageDay, {"grain": literal(grain), "day": day} | known, behind)
+        mark = self._insert(RollupWatermark).values(log=behind.log, batch=behind.batch)
         await self._session.execute(
             mark.on_conflict_do_update(index_elements=["log"], set_={"batch": behind.batch})
         )
+
+    async def _add(
+        self,
+        table: type[UsageRollup] | type[UsageDay],
+        keys: Mapping[str, ColumnElement[Any]],
+        behind: Behind,
+    ) -> None:
+        owned = not isinstance(keys["project_id"], BindParameter)
+        fresh = _fresh(list(keys.values()), behind, owned=owned)
+        made = self._insert(table).from_select([*keys, "organisation_id", *SUMS], fresh)
+        added = {name: getattr(table, name) + made.excluded[name] for name in SUMS}
+        await self._session.execute(
+            made.on_conflict_do_update(index_elements=list(keys), set_=added)
+        )
+
+    def _insert(self, table: type[Base]) -> Any:
+        return (postgresql.insert if self._postgres else sqlite.insert)(table)
+
+
+def day_of(slot: Any, *, postgres: bool) -> ColumnElement[Any]:
+    """The first moment of its day of UTC, as the database keeps it."""
+    if postgres:
+        return func.date_trunc("day", slot)
+    return func.substr(slot, 1, 10).op("||")(" 00:00:00.000000")
+
+
+def _fresh(keys: Sequence[ColumnElement[Any]], behind: Behind, *, owned: bool) -> Select[Any]:
+    """What the roll-ups do not have yet, by these keys and in their order. ``owned``: each row is
+    one project's."""
+    event = UsageEvent
+    owner = func.max(event.organisation_id) if owned else literal(NOBODY)
+    told = [key for key in keys if not isinstance(key, BindParameter)]
+    return (
+        select(*keys, owner, *(func.sum(share_of(name)) for name in SUMS))
+        .where(event.log == behind.log, event.batch > behind.rolled, event.batch <= behind.batch)
+        .group_by(*told)
+        .order_by(*told)
+    )
