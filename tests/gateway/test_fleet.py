@@ -68,15 +68,14 @@ async def test_the_smaller_context_of_two_engines_holds(tmp_path):
 
 async def test_an_engine_lost_before_it_said_anything_is_replaced_and_billed_once(tmp_path):
     async with serving(tmp_path, engines=2) as server:
-        server.say("ok")
-        for engine in server.engines:
-            engine.knobs.die_after = 0
-        asking = asyncio.create_task(ask(server.port, post(ASKED)))
-        await until(lambda: any(engine.submitted for engine in server.engines))
-        for engine in server.engines:
-            if not engine.submitted:
-                engine.knobs.die_after = None
-        got = await asking
+
+        def die_at_first(submit):
+            for engine in server.engines:
+                engine.knobs.die_after = None if "+" in submit.request else 0
+            return [5, 6, 7]
+
+        server.script(die_at_first)
+        got = await ask(server.port, post(ASKED))
         assert got.status == 200, got.body
         submits = [submit for engine in server.engines for submit in engine.submitted]
         first, second = sorted(submits, key=lambda submit: len(submit.request))
