@@ -71,7 +71,7 @@ class Weights:
 
     def linear(self, prefix: str, inputs: int, outputs: Mapping[str, int], *, bias: bool) -> Linear:
         """One Linear over the modules ``prefix.name`` side by side, each with its outputs."""
-        names = [f"{prefix}.{name}" for name in outputs]
+        names = [f"{prefix}.{name}" if prefix else name for name in outputs]
         sizes = [(inputs, n) for n in outputs.values()]
         weights = [self._weight(name, size) for name, size in zip(names, sizes, strict=True)]
         biases = [self._bias(name, size[1], bias) for name, size in zip(names, sizes, strict=True)]

@@ -24,6 +24,7 @@ class Seen:
     chunks: Sequence[Chunk]  # computed together; tokens may be DRAWN where nobody speculates
     first_rows: Sequence[int]  # of each chunk, among the rows of features
     features: torch.Tensor | None  # [rows, len(layers) * H], valid until the next pass
+    copies: Sequence[tuple[int, int]] = ()  # whole pages copied before it: (from, to)
 
 
 class Watcher(Proposer, Protocol):
