@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.config import EngineConfig
 from engine.core import Core, Gone, Heard
 from engine.counts import CountRecord
+from engine.handoff.news import Wire
 from engine.metrics import EngineMetrics
 from engine.protocol import (
     AdapterRef,
@@ -58,6 +59,7 @@ class Harness:
     config: EngineConfig = field(default_factory=config)
     parts: Parts = field(default_factory=build)
     record: CountRecord = field(default_factory=lambda: CountRecord(None))
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
@@ -74,6 +76,7 @@ class Harness:
             metrics=self.metrics,
             clock=self.clock,
             entropy=random.Random(0),
+            wire=self.wire,
         )
         self.said: list[tuple[int | None, ToGateway]] = []
         self.outputs: defaultdict[tuple[int, str], list[Output]] = defaultdict(list)

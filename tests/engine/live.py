@@ -8,8 +8,10 @@ from typing import Any, Self
 
 from engine.composition import build_runner
 from engine.config import Device, EngineConfig
-from engine.core import Core
+from engine.core import NO_GATEWAY, Core, Heard
 from engine.counts import CountRecord
+from engine.handoff.news import News
+from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.protocol import AskReference, Verdict, Welcome
 from engine.server import Server
@@ -44,6 +46,9 @@ class LiveEngine:
         )
         built = build_runner(self.config)
         metrics = EngineMetrics(built.num_pages)
+        self.wire = tcp_wire(self.config, built)
+        if self.wire is not None:
+            self.wire.start(self._told)
         self.core: Core[Any] = Core(
             self.config,
             built,
@@ -51,13 +56,14 @@ class LiveEngine:
             record=CountRecord(None),
             metrics=metrics,
             traces=traces,
+            wire=self.wire,
         )
         assert built.reference is not None
         self.server = Server(
             address,
             Welcome(
                 "live", "boot-1", built.base, built.max_model_len, self.config.page_tokens,
-                self.config.credits,
+                self.config.credits, self.config.role, self.wire.takes if self.wire else "",
             ),
             self.core.inbox,
             self.core.outbox,
@@ -67,11 +73,16 @@ class LiveEngine:
         )  # fmt: skip
         self._loop = threading.Thread(target=self._run, daemon=True)
 
+    def _told(self, news: News) -> None:
+        self.core.inbox.put(Heard(NO_GATEWAY, news), force=True)
+
     def _run(self) -> None:
         try:
             self.core.run()
         finally:
             self.server.stop()
+            if self.wire is not None:
+                self.wire.stop()
 
     def __enter__(self) -> Self:
         self.server.start()

@@ -5,6 +5,7 @@ import pytest
 from engine.cli import Serve, Tool, parse
 from engine.config import Device, Dtype, EngineConfig
 from engine.errors import ConfigError
+from engine.protocol import Role
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,11 @@ from engine.errors import ConfigError
         ({"threads": 0}, "threads=0"),
         ({"pool_bytes": -1}, "pool_bytes=-1"),
         ({"grant_timeout_s": -1.0}, "grant_timeout_s=-1.0"),
+        ({"role": Role.DECODE}, "handoff_listen says where"),
+        ({"handoff_listen": "unix:/tmp/e"}, "handoff_listen=unix:/tmp/e must be tcp:HOST:PORT"),
+        ({"handoff_listen": "tcp:h:70000"}, "handoff_listen=tcp:h:70000"),
+        ({"handoff_bytes": 0}, "handoff_bytes=0"),
+        ({"handoff_timeout_s": 0.0}, "handoff_timeout_s=0.0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -36,6 +36,8 @@ TO_ENGINE = [
         "r2", "t", [1], 4, Sampling(temperature=0.0, seed=2**62, logit_bias=[(5, -1.5)]),
         AdapterRef("d1", 16), n=2, stop_tokens=[7], logprobs=0, granted=10, deadline_ms=5,
     ),
+    Submit("r3", "t", [1], 1, ticket=protocol.Ticket("t1", b"secret", "tcp:h:1")),
+    protocol.Forgo("r1"),
     protocol.Grant("r1", 9),
     protocol.Cancel("r1"),
     protocol.Prefetch(AdapterRef("d1", 16)),
