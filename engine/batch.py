@@ -77,7 +77,7 @@ class StepInputs:
 class HeadLayout:
     """Which of the R rows belong to what."""
 
-    draws: tuple[tuple[int, int], ...]  # (chunk, index among R) of every chunk that draws
+    draws: tuple[tuple[int, int], ...]  # (chunk, index among R) of every draw, a chunk's adjacent
     prompts: tuple[tuple[int, int, int], ...]  # (chunk, first, count) where logprobs are asked
     pools: tuple[tuple[int, int, int], ...] = ()  # likewise, of rows to be added up
 
@@ -232,16 +232,16 @@ def _sources(chunks: Sequence[Chunk], last: LastDraws | None) -> Ints:
 
 
 def _head_rows(chunks: Sequence[Chunk], first_rows: Sequence[int]) -> tuple[list[int], HeadLayout]:
-    """A chunk's last row predicts its draw; row i predicts token i + 1 for prompt logprobs; what
-    is pooled is every row, or the last."""
+    """A chunk's last row predicts its draw, with drafts its last rows do; row i predicts token
+    i + 1 for prompt logprobs; what is pooled is every row, or the last."""
     rows: list[int] = []
     draws: list[tuple[int, int]] = []
     prompts: list[tuple[int, int, int]] = []
     for index, chunk in enumerate(chunks):
         first, end = first_rows[index], first_rows[index + 1]
-        if chunk.draw is not None:
+        for row in range(end - len(chunk.draws), end):
             draws.append((index, len(rows)))
-            rows.append(end - 1)
+            rows.append(row)
     for index, chunk in enumerate(chunks):
         first, end = first_rows[index], first_rows[index + 1]
         if chunk.prompt_logprobs is not None and end - first > 1:

@@ -12,6 +12,7 @@ from engine.config import Device, Dtype, EngineConfig, HeadDtype, KvCacheDtype
 from engine.errors import ConfigError
 from engine.flags import Parser, amount
 from engine.protocol import Role
+from engine.speculation.settings import SpeculationSettings
 
 DEFAULTS = EngineConfig(model="")
 
@@ -88,6 +89,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=d.head_dtype,
         help="of the output layer; int8 is quicker, and how far off is said at start",
+    )  # fmt: skip
+    parser.add_argument(
+        "--speculative-config", type=SpeculationSettings.parse, metavar="JSON",
+        help="verify guessed tokens, more than one a pass; keys as vLLM's: method (ngram), "
+        "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads on CPU")
     parser.add_argument("--deterministic", action="store_true")
@@ -182,6 +188,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         max_num_seqs=sequences,
         page_tokens=arguments.block_size,
         register=_told(arguments.register),
+        speculation=arguments.speculative_config,
         max_step_s=arguments.max_step_ms and arguments.max_step_ms / 1000,
         **{name: getattr(arguments, name) for name in SAME_NAME},
     )

@@ -45,6 +45,7 @@ from engine.references import References
 from engine.rehearsal import Needs, Rehearsal, Stage
 from engine.runner import ModelRunner
 from engine.seeing import Seeing
+from engine.speculation.proposers import make_proposer
 from engine.stored_weights import of_checkpoint
 from kernels.segments import SEGMENT_TILES
 
@@ -114,11 +115,13 @@ def _compose(
         )
 
     size = PoolSize(config, spec, place.dtype)
+    proposer, watcher = make_proposer(config, model)
     pages = _pages(config, size, model, memory_of, builder, images)
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,
-        max_tokens=config.max_num_batched_tokens, images=images,
+        max_tokens=config.max_num_batched_tokens, max_draws=config.draw_rows, images=images,
+        watcher=watcher,
     )  # fmt: skip
     compiled = CompileCount()
     if place.device.type == "cuda":
@@ -154,6 +157,7 @@ def _compose(
         max_model_len=size.max_model_len(pages),
         eos=frozenset(spec.eos_tokens),
         adapters=_host_cache(config, store, load),
+        proposer=proposer,
         grammars=grammars,
         swap=_swap(config, memory),
         transfer=_transfer(config, memory),
@@ -218,7 +222,7 @@ def _rehearse(
         part, table = model.shallow(layers) if layers else model, AdapterTable(model.spec, device)
         runner = ModelRunner(
             part, memory, table, builder, max_seqs=config.max_num_seqs,
-            max_tokens=config.max_num_batched_tokens,
+            max_tokens=config.max_num_batched_tokens, max_draws=config.draw_rows,
         )  # fmt: skip
         return Stage(runner, table, lambda: runner.graphs(longest))
 

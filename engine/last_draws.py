@@ -19,7 +19,11 @@ class LastDraws:
         return self._rows[chunk.sequence] if chunk.tokens[-1] == DRAWN else -1
 
     def keep(self, drawing: Sequence[Chunk], tokens: torch.Tensor | None) -> None:
-        """``tokens`` [B], of the chunks that draw; None when they are in place already."""
+        """``tokens`` [B], of the chunks that draw; None when they are in place already. With drafts
+        nothing is kept: which of a chunk's draws is its last is found out by whoever reads them."""
+        if any(chunk.drafts for chunk in drawing):
+            self._rows = {}
+            return
         self._rows = {chunk.sequence: row for row, chunk in enumerate(drawing)}
         if tokens is not None and drawing:
             self.tokens[: len(drawing)].copy_(tokens)

@@ -153,6 +153,10 @@ class EngineMetrics(Observer):
         self.vllm.found(prompt=prompt, cached=cached)
         self.shares.found(tenant, prompt=prompt, cached=cached)
 
+    def verified(self, tenant: str, *, drafts: int, kept: int) -> None:
+        self.vllm.verified(drafts=drafts, kept=kept)
+        self.shares.verified(tenant, drafts=drafts, kept=kept)
+
     def preempted(self, tenant: str) -> None:
         self._preemptions.inc()
         self.vllm.preempted()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from engine.page_memory import PageMemory
 from engine.placement import round_up
 from engine.protocol import TokenLogprobs
 from engine.sampling import Drawing, TokenMasks, TopLogprobs, draw, is_adjusted
+from engine.speculation.features import Features
+from engine.speculation.watcher import Watcher
 from engine.staging import send
-from engine.step import Chunk, Drawn, Masks, Pending, StepPlan, StepResult
+from engine.step import Chunk, Drawn, Masks, Pending, StepPlan, StepResult, verified
 
 PROMPT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 
@@ -46,8 +49,9 @@ class PassPending:
             self.reached.synchronize()
         drawn = [Drawn()] * len(self.plan.chunks)
         if self.drawing is not None:
-            for (chunk, _), result in zip(self.heads.draws, self.drawing.read(), strict=True):
-                drawn[chunk] = result
+            results = zip(self.heads.draws, self.drawing.read(), strict=True)
+            for chunk, rows in groupby(results, key=lambda found: found[0][0]):
+                drawn[chunk] = verified(self.plan.chunks[chunk], [result for _, result in rows])
         for (chunk, _, _), tiles in zip(self.heads.prompts, self.prompts, strict=True):
             drawn[chunk] = replace(drawn[chunk], prompt_logprobs=self._read(chunk, tiles))
         for row, (chunk, _, _) in enumerate(self.heads.pools):
@@ -94,17 +98,23 @@ class ModelRunner:
         *,
         max_seqs: int = 256,
         max_tokens: int = 0,
+        max_draws: int | None = None,
         images: ImageVectors | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
-        """``max_tokens``: of a pass, for graphs. ``images``: None where the model reads text
-        alone."""
+        """``max_tokens``: of a pass, for graphs. ``max_draws``: likewise; None: one for each
+        sequence. ``images``: None where the model reads text alone."""
         self._images = images
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         device = memory.pool.device
         stackable = device.type == "cpu" and not model.deterministic
         self._stacks = Stacks(table, memory.flat) if stackable else None
         self._max_seqs, self._last = max_seqs, LastDraws(max_seqs, device)
-        self._max_tokens = max_tokens
+        self._max_tokens, self._max_draws = max_tokens, max_draws or max_seqs
+        self._features = None if watcher is None else Features(
+            watcher, rows=max(max_tokens, max_seqs), hidden=model.spec.hidden_size,
+            dtype=model.embedding.table.dtype, device=device,
+        )  # fmt: skip
         self._graphs: DecodeGraphs | None = None
         self._mixed: MixedGraphs | None = None
         cuda = device.type == "cuda"
@@ -136,7 +146,7 @@ class ModelRunner:
             self._hidden,
             self._table,
             self._last,
-            max_seqs=self._max_seqs,
+            max_seqs=self._max_draws,
             max_tokens=self._max_tokens,
             max_pages=round_up(max_pages, 16),
         )
@@ -156,7 +166,8 @@ class ModelRunner:
         pending = self._replay(plan) if self._graphs is not None and plain else None
         if pending is not None:
             return pending
-        decodes = [i for i, chunk in enumerate(plan.chunks) if len(chunk.tokens) == 1]
+        lengths = [len(chunk.tokens) - len(chunk.drafts) for chunk in plan.chunks]
+        decodes = [i for i, length in enumerate(lengths) if length == 1]
         if self._stacks is None or len(decodes) in (0, len(plan.chunks)):
             return self._compute(plan, outer)
         return self._apart(plan, decodes)
@@ -165,9 +176,9 @@ class ModelRunner:
         """Decodes, then prompts: on a CPU few rows and many are different products (Int4), and a
         decode must not come out otherwise because a prompt joins."""
         prompts = [i for i in range(len(plan.chunks)) if i not in set(decodes)]
-        parts = []
+        parts = list[tuple[Sequence[int], Pending]]()
         for which in (decodes, prompts):
-            part = StepPlan([plan.chunks[i] for i in which])
+            part = StepPlan([plan.chunks[i] for i in which], plan.copies if not parts else ())
             parts.append((which, self._compute(part, self._outer(part))))
         return Apart(len(plan.chunks), parts)
 
@@ -193,6 +204,7 @@ class ModelRunner:
         if replayed is None:
             return None
         logits, tokens, finite = replayed.logits, replayed.tokens, replayed.finite
+        self._show(plan, width=1)
         heads = HeadLayout.one_each(len(draws))
         if last is None:
             drawing = Drawing.of(logits, draws, tokens, finite)
@@ -209,10 +221,12 @@ class ModelRunner:
     def _compute(self, plan: StepPlan, outer: OuterPass | None) -> Pending:
         host = self._builder.host(plan, self._last)
         drawing_chunks = [chunk for chunk in plan.chunks if chunk.draw is not None]
-        draws = [chunk.draw for chunk in drawing_chunks if chunk.draw is not None]
-        last = self._unread(drawing_chunks) if any(map(is_adjusted, draws)) else None
+        draws = [draw for chunk in drawing_chunks for draw in chunk.draws]
+        owning = [chunk for chunk in drawing_chunks for _ in chunk.draws]
+        last = self._unread(owning) if any(map(is_adjusted, draws)) else None
         hidden = self._passed(plan, host, outer)
-        owners = [chunk.adapter for chunk in drawing_chunks]
+        self._show(plan)
+        owners = [chunk.adapter for chunk in owning]
         logits = self._head(hidden[: len(draws)], outer, owners)
         prompts = self._prompts(plan, host.heads, hidden, outer)
         pooled = _pooled(host.heads, hidden)
@@ -234,7 +248,13 @@ class ModelRunner:
         inputs = self._builder.inputs(host, self._last)
         if self._images is not None:
             inputs = replace(inputs, images=self._images.rows(plan.chunks))
-        return self._model(inputs, self._memory.layers, self._lora(inputs, outer))
+        lora = self._lora(inputs, outer)
+        return self._model(inputs, self._memory.layers, lora, self._features)
+
+    def _show(self, plan: StepPlan, width: int | None = None) -> None:
+        """Let a proposer see the pass."""
+        if self._features is not None:
+            self._features.show(plan.chunks, copies=plan.copies, width=width)
 
     def _unread(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """[B] the last token of each, where it was drawn and not read; elsewhere any."""
@@ -256,7 +276,7 @@ class ModelRunner:
         """What graphs capture: launches cost the host nothing, so adapters take a second stream."""
         lora = self._lora(inputs)
         lora = None if lora is None else replace(lora, beside=self._beside)
-        return self._model(inputs, self._memory.layers, lora)
+        return self._model(inputs, self._memory.layers, lora, self._features)
 
     def _lora(self, inputs: StepInputs, outer: OuterPass | None = None) -> LoraPass | None:
         if inputs.segments is None:
@@ -312,7 +332,7 @@ def _draw_when_masked(
     """At once, or once the masks of these chunks are known."""
     if not any(chunk.draw and chunk.draw.masked for chunk in drawing):
         return rest(None)
-    return MaskedPass(lambda masks: rest(TokenMasks.of(masks, [c.sequence for c in drawing])))
+    return MaskedPass(lambda masks: rest(TokenMasks.of(masks, drawing)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import torch
 
 from engine.protocol import TokenLogprobs
 from engine.staging import send
-from engine.step import Draw, Drawn, Masks
+from engine.step import Chunk, Draw, Drawn, Masks
 from kernels.mask_tokens import mask_tokens
 from kernels.philox import uniforms
 from kernels.sample import sample
@@ -42,9 +42,14 @@ class TokenMasks:
     bits: npt.NDArray[np.int32]  # [M, W]
 
     @classmethod
-    def of(cls, masks: Masks, sequences: Sequence[int]) -> "TokenMasks | None":
-        """``sequences`` [B] draw. None when no mask is among theirs."""
-        rows = np.asarray([masks.rows.get(number, -1) for number in sequences], dtype=np.int32)
+    def of(cls, masks: Masks, drawing: Sequence[Chunk]) -> "TokenMasks | None":
+        """None when no mask is among theirs."""
+        found = list[int]()
+        for chunk in drawing:
+            first = masks.rows.get(chunk.sequence)
+            places = range(len(chunk.draws))
+            found += [-1] * len(places) if first is None else [first + place for place in places]
+        rows = np.asarray(found, dtype=np.int32)
         return cls(rows, masks.bits) if (rows >= 0).any() else None
 
 

@@ -60,6 +60,9 @@ class ShareMetrics(Observer, Collector):
         self._all_waited = self._counter(
             "waited_seconds", "All sequences' waiting, by reason", ["cause"]
         )
+        self._drafts = self._counter(
+            "tenant_draft_tokens", "Tokens drafted; kept is part of all", ["tenant", "kind"]
+        )
         self._yielded = self._counter("tenant_preemptions", "Sequences that yielded", ["tenant"])
         self._loads = Summary(
             f"{PREFIX}_adapter_load_seconds", "From asking for an adapter to having it in host "
@@ -80,6 +83,11 @@ class ShareMetrics(Observer, Collector):
         label = self.tenants.of(tenant)
         self._tokens.labels(label, "all").inc(prompt)
         self._tokens.labels(label, "cached").inc(cached)
+
+    def verified(self, tenant: str, *, drafts: int, kept: int) -> None:
+        label = self.tenants.of(tenant)
+        self._drafts.labels(label, "all").inc(drafts)
+        self._drafts.labels(label, "kept").inc(kept)
 
     def preempted(self, tenant: str) -> None:
         self._yielded.labels(self.tenants.of(tenant)).inc()
@@ -133,7 +141,8 @@ class ShareMetrics(Observer, Collector):
         return Counter(f"{PREFIX}_{name}", help, labels, registry=self._registry)
 
     def _forget_tenant(self, tenant: str) -> None:
-        _remove((self._tokens, self._waited, self._yielded), "tenant", tenant)
+        gone = (self._tokens, self._waited, self._drafts, self._yielded)
+        _remove(gone, "tenant", tenant)
 
     def _forget_adapter(self, digest: str) -> None:
         _remove((self._loads, self._evicted), "adapter", digest)

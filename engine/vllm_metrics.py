@@ -71,6 +71,13 @@ class VllmMetrics:
         self._preemptions = self._counter("num_preemptions", "Sequences that yielded their pages")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found computed")
+        self._drafts = self._counter("spec_decode_num_drafts", "Times drafts were verified")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafts that were kept")
+        self._places = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts kept, by their place",
+            [*self._labels, "position"], registry=registry,
+        )  # fmt: skip
         success = Counter(
             "vllm:request_success", "Requests ended, by how", [*self._labels, "finished_reason"],
             registry=registry,
@@ -100,6 +107,14 @@ class VllmMetrics:
 
     def generated(self, tokens: int) -> None:
         self._generated.inc(tokens)
+
+    def verified(self, *, drafts: int, kept: int) -> None:
+        """A pass verified so many drafts of a sequence, and kept the first of them."""
+        self._drafts.inc()
+        self._drafted.inc(drafts)
+        self._accepted.inc(kept)
+        for place in range(kept):
+            self._places.labels(*self._labels.values(), str(place)).inc()
 
     def preempted(self) -> None:
         self._preemptions.inc()

@@ -5,6 +5,7 @@ are one, a multiple of 16, or neither. Every page is page 0: the values mean not
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,7 +60,14 @@ class WarmPlans:
         tokens = self._config.max_num_batched_tokens
         sequences = min(self._config.max_num_seqs, tokens)
         each, extra = divmod(tokens, sequences)
-        return self._plan([each + (i < extra) for i in range(sequences)], adapter=0)
+        plan = self._plan([each + (i < extra) for i in range(sequences)], adapter=0)
+        drafts = self._config.speculation.tokens if self._config.speculation else 0
+        left, chunks = self._config.draft_rows, list[Chunk]()
+        for chunk in plan.chunks:
+            count = min(drafts, left, len(chunk.tokens) - 1)
+            left -= count
+            chunks.append(replace(chunk, drafts=[chunk.draw] * count if chunk.draw else []))
+        return StepPlan(chunks)
 
     def _plan(
         self, lengths: Sequence[int], adapter: int | None, *, masked: bool = False

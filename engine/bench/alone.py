@@ -159,10 +159,12 @@ class LoneEngine:
         adapter: AdapterRef | None = None,
         *,
         grammar: str | None = None,
+        sampling: Sampling = GREEDY,
+        logprobs: int | None = None,
     ) -> None:
         submit = Submit(
-            name, "bench", tokens, max_tokens, sampling=GREEDY, adapter=adapter, ignore_eos=True,
-            grammar=grammar,
+            name, "bench", tokens, max_tokens, sampling=sampling, adapter=adapter, ignore_eos=True,
+            grammar=grammar, logprobs=logprobs,
         )  # fmt: skip
         if not self.core.inbox.put(Heard(0, submit)):
             raise BenchmarkRefused("the engine's inbox is full")

@@ -20,6 +20,7 @@ from engine.loading import Weights
 from engine.models.spec import ModelSpec
 from engine.page_memory import LayerPages
 from engine.placement import SITES
+from engine.speculation.features import Features
 from kernels.places import NewTokens, Places, SeenKeys
 from kernels.qkv_heads import HeadNorms
 from kernels.rms_norm import rms_norm
@@ -99,7 +100,11 @@ class Decoder:
         return model
 
     def __call__(
-        self, inputs: StepInputs, pages: Sequence[LayerPages], lora: LoraPass | None
+        self,
+        inputs: StepInputs,
+        pages: Sequence[LayerPages],
+        lora: LoraPass | None,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """The last hidden state of the rows that go through the head: [R, H], normed."""
         eps = self.spec.rms_eps
@@ -113,6 +118,8 @@ class Decoder:
         x = rms_norm(residual, self.layers[0].before_attention, eps)
         following = [*(layer.before_attention for layer in self.layers[1:]), self.norm]
         for number, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
+            if features is not None:
+                features.enter(number, residual)
             last = layer(x, residual, pages[number], inputs, lora)
             rows = inputs.head_rows if number + 1 == len(self.layers) else None
             x = rms_norm(last.planes, norm, eps, addend=last.addend, residual=residual, rows=rows)

@@ -34,7 +34,7 @@ class Watcher(Proposer, Protocol):
     def layers(self) -> Sequence[int]:
         """Of which layers of the base it reads the residual stream as it comes in: the features.
 
-        EAGLE-3 reads three. The number of layers stands for what the last one leaves.
+        EAGLE-3 reads three.
         """
         ...
 

@@ -273,6 +273,11 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "--head-dtype", choices=["auto", "int8"],
         help="of the output layer; int8 is quicker, and how far off is said at start",
     )  # fmt: skip
+    group.add_argument(
+        "--speculative-config", metavar="JSON",
+        help="verify guessed tokens, more than one a step, with vLLM's keys: "
+        '{"method": "ngram", "num_speculative_tokens": 4}',
+    )  # fmt: skip
     group.add_argument("--max-num-seqs", type=_positive, metavar="N", help="sequences per step")
     group.add_argument(
         "--max-num-batched-tokens", type=_positive, metavar="TOKENS", help="tokens per forward pass"
@@ -331,9 +336,10 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     )
 
 
-PASSED_ON = ("kv_cache_dtype", "head_dtype", "max_model_len", "max_num_seqs",
-             "max_num_batched_tokens", "block_size", "gpu_memory_utilization", "max_step_ms",
-             "max_tenant_share", "max_queue_wait", "host_cache_bytes", "swap_bytes")  # fmt: skip
+PASSED_ON = ("kv_cache_dtype", "head_dtype", "speculative_config", "max_model_len",
+             "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization",
+             "max_step_ms", "max_tenant_share", "max_queue_wait", "host_cache_bytes",
+             "swap_bytes")  # fmt: skip
 
 
 def read_serve(arguments: argparse.Namespace) -> ServeOptions:

@@ -51,6 +51,29 @@ def allowed(grammars, *matchers, barred=()):
     return [set(bits[masks.rows[n]].nonzero()[0].tolist()) for n in range(len(matchers))]
 
 
+def test_masks_after_drafts_are_those_of_a_matcher_that_took_them(grammars, start, tokenizer):
+    matcher = start(schema({"type": "object", "properties": {"name": {"type": "string"}},
+                            "required": ["name"], "additionalProperties": False}))  # fmt: skip
+    tokens = tokenizer.encode('{"name": "Zürich"}').ids
+    feed(grammars, matcher, tokens[:2])
+    drafts, ahead = tokens[2:6], matcher.fork()
+    assert matcher.fitting([*drafts, 5]) >= len(drafts)
+    assert matcher.fitting([tokens[0]]) == 0
+    turns = [
+        Turn(0, start("start: /a/"), [()]),
+        Turn(1, matcher, [(), (drafts[1],), (), (), ()], drafts),
+    ]
+    masks = grammars.masks(turns).result(WAIT_S)
+    assert masks.rows == {0: 0, 1: 1}
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+    for place in range(len(drafts) + 1):
+        expected = allowed(grammars, ahead)[0] - ({drafts[1]} if place == 1 else set())
+        assert set(bits[1 + place].nonzero()[0].tolist()) == expected
+        if place < len(drafts):
+            ahead.take(drafts[place])
+    assert allowed(grammars, matcher) != allowed(grammars, ahead)
+
+
 def feed(grammars, matcher, tokens):
     for token in tokens:
         assert token in allowed(grammars, matcher)[0]

@@ -189,6 +189,30 @@ def test_drafts_that_a_grammar_does_not_take_are_not_verified() -> None:
     assert len(engine.parts.runner.plans[2].chunks[0].drafts) == 1
 
 
+def test_what_was_drafted_and_kept_is_counted_under_vllms_names_and_by_tenant() -> None:
+    engine = harness(FakeProposer(wrong=lambda position: position == 8))
+    before = counters(engine)
+    engine.submit(max_tokens=9)  # knows 4, then keeps all; knows 8, the first is wrong; then 9
+    engine.run()
+    found = {name: value - before.get(name, 0.0) for name, value in counters(engine).items()}
+    labels = 'engine="engine",model_name=""'
+    assert found[f"vllm:spec_decode_num_drafts_total{{{labels}}}"] == 3
+    assert found[f"vllm:spec_decode_num_draft_tokens_total{{{labels}}}"] == 8
+    assert found[f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}}"] == 5
+    of_tenant = "loratorio_engine_tenant_draft_tokens_total"
+    assert found[f'{of_tenant}{{kind="kept",tenant="t"}}'] == 5
+    assert found[f'{of_tenant}{{kind="all",tenant="t"}}'] == 8
+
+
+def counters(engine: Harness) -> dict[str, float]:
+    lines = [
+        line for line in engine.metrics.text().splitlines() if "draft" in line or "spec_" in line
+    ]
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"
+    }
+
+
 def test_a_row_that_fails_after_kept_drafts_ends_the_answer_after_them() -> None:
     expected, _ = alone([5, 6, 7], 9, seed=7)
     engine = harness(FakeProposer())
