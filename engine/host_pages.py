@@ -28,8 +28,9 @@ class HostPages:
         self._host = _pinned(shape, pool) if pool.is_cuda else _plain(shape, pool)
         self.page_s = self._measured() if self.slots else math.inf
 
-    def out(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        with self._memory.beside(pages):
+    def out(self, pages: Sequence[int], slots: Sequence[int], *, written: bool = True) -> None:
+        """Not ``written``: no pass under way writes these pages."""
+        with self._memory.beside(pages, written=written):
             for page, slot in zip(pages, slots, strict=True):
                 self._host[slot].copy_(self._memory.pool[page], non_blocking=True)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.course import Course
-from engine.observer import Cause, Handed, Observer, Side, Tier
+from engine.observer import Cause, Handed, Handoff, Observer, Tier
 from engine.protocol import Finish
 from engine.share_metrics import ShareMetrics
 from engine.vllm_metrics import About, VllmMetrics
@@ -93,7 +93,7 @@ class EngineMetrics(Observer):
             "side this was and how it ended", ["side", "outcome"], registry=self.registry,
         )  # fmt: skip
         self._handed_bytes = Counter(
-            "loratorio_engine_handoff_bytes", "Of pages that went over", ["side"],
+            "loratorio_engine_handoff_bytes", "Of pages that went over", ["side", "by"],
             registry=self.registry,
         )  # fmt: skip
         self._handed_s = Histogram(
@@ -167,11 +167,13 @@ class EngineMetrics(Observer):
         self._swapped.labels("back").inc(back)
         self._swap_used.set(used)
 
-    def handed(self, side: Side, outcome: Handed, *, pages: int, seconds: float) -> None:
-        self._handed.labels(side.value, outcome.value).inc()
-        self._handed_bytes.labels(side.value).inc(pages * self.page_bytes)
-        if outcome is Handed.DONE:
-            self._handed_s.labels(side.value).observe(seconds)
+    def handed(self, handoff: Handoff) -> None:
+        side = handoff.side.value
+        self._handed.labels(side, handoff.outcome.value).inc()
+        way = "direct" if handoff.direct else "tcp"
+        self._handed_bytes.labels(side, way).inc(handoff.pages * self.page_bytes)
+        if handoff.outcome is Handed.DONE:
+            self._handed_s.labels(side).observe(handoff.seconds)
 
     def wanted(self, digest: str) -> None:
         self.shares.wanted(digest)

@@ -4,6 +4,7 @@ Called from the engine loop, so a method does next to nothing. Tenants and diges
 are: how many of them become labels is the observer's business.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -46,6 +47,15 @@ class Handed(StrEnum):
     ENDED = "ended"  # its request did first: cancelled, late or failed
 
 
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    side: Side
+    outcome: Handed
+    pages: int  # that went over
+    seconds: float  # since they were wanted; 0 where none were
+    direct: bool  # from one GPU's memory to another's
+
+
 class Observer:
     def waited(self, tenant: str, cause: Cause, seconds: float) -> None:
         """A sequence that now runs or is over waited so long for this reason."""
@@ -62,8 +72,8 @@ class Observer:
     def swapped(self, *, used: int, out: int = 0, back: int = 0) -> None:
         """So many pages were copied to host memory, or back; so many are there."""
 
-    def handed(self, side: Side, outcome: Handed, *, pages: int, seconds: float) -> None:
-        """A handoff is over; so many pages went over in so long."""
+    def handed(self, handoff: Handoff) -> None:
+        """A handoff is over."""
 
     def wanted(self, digest: str) -> None:
         """A request names this adapter."""

@@ -7,6 +7,7 @@
     serve                      a running server over HTTP, from this machine
     fairness, churn, prefix,
     batching                   what tenants and adapters do to each other, an engine alone
+    disaggregation             prompts at one engine and answers at another, beside both at both
     waste                      the empty end of a sequence's last page, by page size
 
 All but the last two show ours, the best stored peer on the same device, the floor from bytes and
@@ -29,7 +30,7 @@ OPERATIONS = ("linear", "lora", "attention")
 ALL = (*ENGINE[:3], *OPERATIONS)
 ALONE = (*ENGINE, *OPERATIONS, "all")
 TENANTS = ("fairness", "churn", "prefix", "batching")
-OTHERS = ("serve", "waste", *TENANTS)
+OTHERS = ("serve", "waste", "disaggregation", *TENANTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,10 @@ def main(argv: Sequence[str]) -> int:
         from engine.bench.waste import main as waste
 
         return waste(argv[1:])
+    if argv and argv[0] == "disaggregation":
+        from engine.bench.disaggregation import main as disaggregation
+
+        return disaggregation(argv[1:])
     if argv and argv[0] in TENANTS:
         from engine.bench.tenants import main as tenants
 

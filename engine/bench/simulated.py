@@ -8,6 +8,7 @@ from engine.built import Built
 from engine.config import EngineConfig
 from engine.core import Core
 from engine.counts import CountRecord
+from engine.handoff.news import PageTransfer, Wire
 from engine.metrics import EngineMetrics
 from engine.protocol import BaseInfo
 from engine.step import Drawn, Masks, StepPlan, StepResult
@@ -89,6 +90,9 @@ class SimulatedEngine:
     pages: int
     max_step_s: float | None = None
     clock: SimulatedClock = field(default_factory=SimulatedClock)
+    longest: int = 8192  # tokens of a sequence
+    transfer: PageTransfer | None = None
+    wire: Wire | None = None  # of handoffs
     core: Core[None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +101,8 @@ class SimulatedEngine:
             memory=NoAdapters(),
             base=BASE,
             num_pages=self.pages,
-            max_model_len=8192,
+            max_model_len=self.longest,
+            transfer=self.transfer,
             eos=frozenset(),
             adapters=None,
             max_step_s=self.max_step_s,
@@ -109,4 +114,5 @@ class SimulatedEngine:
             record=CountRecord(None),
             metrics=EngineMetrics(self.pages, clock=self.clock),
             clock=self.clock,
+            wire=self.wire,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.handoff.key import key_of
 from engine.handoff.news import Broken, News, PageTransfer, Wanted, WasRead, Wire
-from engine.observer import Handed, Observer, Side
+from engine.observer import Handed, Handoff, Observer, Side
 from engine.protocol import Output, Ticket, TokenLogprobs
 from engine.sequence import Phase, Request, Sequence
 
@@ -183,4 +183,4 @@ class Giving:
         if outcome is Handed.ENDED:
             self._wire.drop(name, "its request ended")
         seconds = now - leaving.began if leaving.next is not None else 0.0
-        self._observer.handed(Side.GAVE, outcome, pages=leaving.moved, seconds=seconds)
+        self._observer.handed(Handoff(Side.GAVE, outcome, leaving.moved, seconds, leaving.direct))

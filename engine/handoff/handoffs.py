@@ -60,9 +60,12 @@ class Handoffs:
         self.giving.hear(news, now)
 
     def planned(self, now: float) -> None:
+        """A pass is about to be launched."""
         self.taking.look(now)
+        self.giving.look(now)
 
     def computed(self, now: float) -> None:
+        """A pass was taken in."""
         self.giving.look(now)
 
     def drew(self, request: Request, first: First, now: float) -> None:

@@ -11,7 +11,6 @@ import msgspec
 
 from engine.handoff.frames import HEADER_BYTES, MAX_FRAME, AnyFrame, Failed
 
-BUFFER_BYTES = 4 << 20  # of the socket, each way
 F = TypeVar("F")
 
 
@@ -25,8 +24,6 @@ class FrameStream:
     def __init__(self, connected: socket.socket, *, timeout_s: float) -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connected.setsockopt(socket.SOL_SOCKET, side, BUFFER_BYTES)
         self._socket, self._timeout_s = connected, timeout_s
         self._sending = asyncio.Lock()
         self._encode = msgspec.msgpack.Encoder().encode

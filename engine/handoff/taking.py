@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.handoff.key import key_of
 from engine.handoff.news import Arrived, Came, Held, Lost, News, Offered, PageTransfer, Shown, Wire
-from engine.observer import Handed, Observer, Side
+from engine.observer import Handed, Handoff, Observer, Side
 from engine.protocol import TokenLogprobs
 from engine.seating import Seating
 from engine.sequence import Awaits, Phase, Request, Sequence
@@ -25,6 +25,7 @@ class Coming:
     since: float  # when something happened last, seconds
     cached: int = 0
     pool: bytes = b""  # the giver's, where its pages can be read
+    direct: bool = False
     placing: int | None = None  # of the sequence as its pages were asked for
     began: float = 0.0  # seconds
     lacking: int = 0  # index of the first page that is not here
@@ -116,8 +117,8 @@ class Taking:
         request.started = True
         sequence.course.started = request.first_pass = now
         request.cached = max(request.cached or 0, coming.cached)
-        direct = bool(coming.pool) and self._transfer.reads(coming.pool)
-        self._wire.begin(name, coming.lacking, direct=direct)
+        coming.direct = bool(coming.pool) and self._transfer.reads(coming.pool)
+        self._wire.begin(name, coming.lacking, direct=coming.direct)
 
     def _arrived(self, coming: Coming | None, index: int, slot: int, now: float) -> None:
         if coming is None or not self._lacks(coming, index):
@@ -174,7 +175,7 @@ class Taking:
         if outcome is not Handed.DONE:
             self._wire.forget(name)
         seconds = now - coming.began if coming.placing is not None else 0.0
-        self._observer.handed(Side.TOOK, outcome, pages=coming.moved, seconds=seconds)
+        self._observer.handed(Handoff(Side.TOOK, outcome, coming.moved, seconds, coming.direct))
 
     def _pages(self, coming: Coming) -> int:
         return self._seating.pages_for(len(coming.request.submit.tokens))

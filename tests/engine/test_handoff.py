@@ -53,12 +53,13 @@ def test_what_either_engine_knows_already_is_neither_computed_nor_sent() -> None
     pair.run()
     assert pair.taker.terminals("a")[0].usage.cached_tokens == 0  # type: ignore[union-attr]
     sent = pair.giver.metrics.registry.get_sample_value
-    before = sent("loratorio_engine_handoff_bytes_total", {"side": "gave"})
+    labels = {"side": "gave", "by": "tcp"}
+    before = sent("loratorio_engine_handoff_bytes_total", labels)
     pair.submit("b", [*LONG[:40], 7, 8, 9], 3)
     pair.run()
     assert pair.right("b")
     assert pair.taker.terminals("b")[0].usage.cached_tokens == 40  # type: ignore[union-attr]
-    assert sent("loratorio_engine_handoff_bytes_total", {"side": "gave"}) == before + 100
+    assert sent("loratorio_engine_handoff_bytes_total", labels) == before + 100
     pair.submit("c", [*LONG[:40], 7, 8, 9], 3, tenant="another")
     pair.run()
     assert pair.taker.terminals("c")[0].usage.cached_tokens == 0  # type: ignore[union-attr]

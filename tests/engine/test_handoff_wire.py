@@ -131,7 +131,7 @@ def test_answers_are_bit_equal_to_one_engine_and_only_one_computes_the_prompt(
         two.metric(two.taker, "loratorio_engine_handoffs_total", side="took", outcome="done") == 3
     )
     page = two.taker.core._metrics.page_bytes
-    moved = two.metric(two.taker, "loratorio_engine_handoff_bytes_total", side="took")
+    moved = two.metric(two.taker, "loratorio_engine_handoff_bytes_total", side="took", by="tcp")
     assert moved == 3 * 10 * page
 
 
