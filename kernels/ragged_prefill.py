@@ -29,13 +29,15 @@ from kernels.launch import (
     require,
     use_triton,
 )
-from kernels.tuning import choose
+from kernels.tuning import choose, prefill_splits
 
 _LOG2_E = 1.4426950408889634
+_SPAN = 8  # tiles of keys that a part has at least
+_JOINED = 16  # rows whose parts one program joins
 
 
 @triton.jit(
-    do_not_specialize=["stride_table"],
+    do_not_specialize=["stride_table", "stride_part", "splits", "chunks"],
     do_not_specialize_on_alignment=[
         "page_table_ptr",
         "query_start_ptr",
@@ -51,6 +53,8 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     query_len_ptr,
     context_lens_ptr,
     out_ptr,
+    parts_ptr,
+    lse_ptr,
     magnitudes_ptr,
     scale_log2,
     stride_qt,
@@ -61,88 +65,269 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     stride_table,
     stride_ot,
     stride_oh,
+    stride_part,
+    splits,
+    chunks,
     stride_magnitudes,
     G: tl.constexpr,
     D: tl.constexpr,
     PS: tl.constexpr,
     WINDOW: tl.constexpr,
+    PARTED: tl.constexpr,
+    SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CT: tl.constexpr,
 ):
-    """BLOCK_M rows of (query, head of one key head), rows of a query adjacent.
+    """BLOCK_M rows of (query, head of one key head), rows of a query adjacent, and a part of the
+    keys they see. The last rows of a chunk, which see most, come first.
 
     Tiles of keys start at multiples of BLOCK_N, and one that a row does not see leaves its state
-    unchanged, so a row does not depend on how its sequence is cut into chunks. With magnitudes
-    see ``paged_decode``.
+    unchanged, so without parts a row does not depend on how its sequence is cut into chunks.
+    What comes in several parts goes to parts, float32 [splits, T, QH, D], with the base-2
+    logarithm of each part's sum of weights in lse, [splits, T, QH]. With magnitudes see
+    ``paged_decode``.
     """
-    s = tl.program_id(2).to(tl.int64)
-    h = tl.program_id(1)
-    queries = tl.load(query_len_ptr + s)
-    first_row = tl.program_id(0) * BLOCK_M
-    if first_row < queries * G:
+    h = tl.program_id(1) // splits
+    part = tl.program_id(1) % splits
+    tile_of_rows = tl.num_programs(0) - 1 - tl.program_id(0)
+    s, first_row = _rows_of(tile_of_rows, query_len_ptr, chunks, G, BLOCK_M)
+    if s < chunks:
+        queries = tl.load(query_len_ptr + s)
         context = tl.load(context_lens_ptr + s)
-        start = tl.load(query_start_ptr + s).to(tl.int64)
-        row = first_row + tl.arange(0, BLOCK_M)
-        query = row // G
-        d = tl.arange(0, BLOCK_D)
-        n = tl.arange(0, BLOCK_N)
-        mine = (query < queries)[:, None] & (d < D)[None, :]
-        head = h * G + row % G
-        at_q = (start + query)[:, None] * stride_qt + head[:, None] * stride_qh + d[None, :]
-        q = tl.load(q_ptr + at_q, mask=mine, other=0.0)
-        if magnitudes_ptr is not None:
-            q_size = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), axis=1), 1e-30)
-            q = q.to(tl.float32) / q_size[:, None]
-        q = q.to(CT)
-        position = context - queries + query  # [BLOCK_M]
-        last_query = tl.minimum((first_row + BLOCK_M - 1) // G, queries - 1)
-        end = context - queries + last_query + 1
-        first = 0
+        before = context - queries  # tokens of the sequence before this chunk
+        lo, hi, parts = _part(
+            before, queries, first_row, part, splits, G, WINDOW, SPAN, BLOCK_M, BLOCK_N
+        )
+        if lo < hi:
+            start = tl.load(query_start_ptr + s).to(tl.int64)
+            row = first_row + tl.arange(0, BLOCK_M)
+            query = row // G
+            d = tl.arange(0, BLOCK_D)
+            mine = (query < queries)[:, None] & (d < D)[None, :]
+            head = h * G + row % G
+            at_q = (start + query)[:, None] * stride_qt + head[:, None] * stride_qh + d[None, :]
+            q = tl.load(q_ptr + at_q, mask=mine, other=0.0)
+            q_size = tl.full((BLOCK_M,), 1.0, tl.float32)
+            sizes_ptr = magnitudes_ptr
+            if magnitudes_ptr is not None:
+                q_size = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), axis=1), 1e-30)
+                q = q.to(tl.float32) / q_size[:, None]
+                sizes_ptr += h * PS
+            q = q.to(CT)
+            position = before + query  # [BLOCK_M]
+            top = tl.full((BLOCK_M,), -1e30, tl.float32)
+            total = tl.zeros((BLOCK_M,), tl.float32)
+            acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+            keys_ptr = kv_ptr + h * stride_head
+            table_ptr = page_table_ptr + s * stride_table
+            heads = tl.num_programs(1) // splits
+            whole = lo  # tiles before it are seen by every row
+            if WINDOW == 0:
+                whole = tl.maximum(lo, tl.minimum(hi, (before + first_row // G + 1) // BLOCK_N))
+                for tile in range(lo, whole):
+                    top, total, acc = _attend(
+                        q, q_size, position, context, top, total, acc, tile,
+                        keys_ptr, table_ptr, sizes_ptr, scale_log2,
+                        stride_page, stride_side, stride_magnitudes, heads * PS,
+                        D, PS, WINDOW, BLOCK_N, BLOCK_D, CT, MASKED=False,
+                    )  # fmt: skip
+            for tile in range(whole, hi):
+                top, total, acc = _attend(
+                    q, q_size, position, context, top, total, acc, tile,
+                    keys_ptr, table_ptr, sizes_ptr, scale_log2,
+                    stride_page, stride_side, stride_magnitudes, heads * PS,
+                    D, PS, WINDOW, BLOCK_N, BLOCK_D, CT, MASKED=True,
+                )  # fmt: skip
+            if magnitudes_ptr is not None:
+                acc *= 1.0 / 448.0  # see e4m3.LARGEST
+            acc /= tl.where(total > 0, total, 1.0)[:, None]  # of a part, a row may see nothing
+            row_out = (start + query)[:, None]
+            if PARTED and parts > 1:
+                at = part * stride_part + (start + query) * heads * G + head
+                tl.store(parts_ptr + at[:, None] * D + d[None, :], acc, mask=mine)
+                lse = tl.where(total > 0, top + tl.log2(total), -1e30)
+                tl.store(lse_ptr + at, lse, mask=query < queries)
+            else:
+                at_out = row_out * stride_ot + head[:, None] * stride_oh + d[None, :]
+                tl.store(out_ptr + at_out, acc.to(out_ptr.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _rows_of(  # type: ignore[no-untyped-def]
+    tile, query_len_ptr, chunks, G: tl.constexpr, ROWS: tl.constexpr
+):
+    """The chunk and the first row in it of one of all chunks' tiles; past the last: chunks."""
+    s = 0
+    end = 0  # tiles of the chunks looked at
+    first = 0  # the chunk's first tile
+    for looked in range(0, chunks, 16):
+        n = looked + tl.arange(0, 16)
+        tiles = tl.cdiv(tl.load(query_len_ptr + n, mask=n < chunks, other=0) * G, ROWS)
+        passed = (end + tl.cumsum(tiles, 0) <= tile) & (n < chunks)
+        s += tl.sum(passed.to(tl.int32), 0)
+        first += tl.sum(tl.where(passed, tiles, 0), 0)
+        end += tl.sum(tiles, 0)
+    return s.to(tl.int64), (tile - first) * ROWS
+
+
+@triton.jit
+def _part(  # type: ignore[no-untyped-def]
+    before,
+    queries,
+    first_row,
+    part,
+    splits,
+    G: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """First and last-plus-one tile of a part of what BLOCK_M rows see, and how many parts have any.
+
+    A part has SPAN tiles or more, so that short contexts come in one.
+    """
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(before + first_row // G - WINDOW + 1, 0) // BLOCK_N
+    last_query = tl.minimum((first_row + BLOCK_M - 1) // G, queries - 1)
+    tiles = tl.cdiv(before + last_query + 1, BLOCK_N) - first
+    span = tl.maximum(tl.cdiv(tiles, splits), SPAN)
+    lo = first + part * span
+    return lo, tl.minimum(lo + span, first + tiles), tl.cdiv(tiles, span)
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    q,
+    q_size,
+    position,
+    context,
+    top,
+    total,
+    acc,
+    tile,
+    keys_ptr,
+    table_ptr,
+    sizes_ptr,
+    scale_log2,
+    stride_page,
+    stride_side,
+    stride_sizes,
+    side_sizes,
+    D: tl.constexpr,
+    PS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Take a tile of keys into the softmax: largest score, sum of weights, weighted sum."""
+    d = tl.arange(0, BLOCK_D)
+    at = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = at < context
+    if PS % BLOCK_N == 0:  # one page per tile: a scalar look-up, a contiguous tile
+        page = tl.load(table_ptr + tile * BLOCK_N // PS)
+    elif MASKED:
+        page = tl.load(table_ptr + at // PS, mask=live, other=0)
+    else:
+        page = tl.load(table_ptr + at // PS)
+    at_key = (page.to(tl.int64) * stride_page + at % PS * D)[:, None] + d[None, :]
+    if MASKED or D != BLOCK_D:
+        inside = live[:, None] & (d < D)[None, :]
+        k = tl.load(keys_ptr + at_key, mask=inside, other=0.0)
+        v = tl.load(keys_ptr + stride_side + at_key, mask=inside, other=0.0)
+    else:
+        k = tl.load(keys_ptr + at_key)
+        v = tl.load(keys_ptr + stride_side + at_key)
+    if sizes_ptr is None:
+        k, v = k.to(CT), v.to(CT)
+    else:
+        at_size = page.to(tl.int64) * stride_sizes + at % PS
+        k_size = tl.load(sizes_ptr + at_size, mask=live, other=0.0)
+        v_size = tl.load(sizes_ptr + side_sizes + at_size, mask=live, other=0.0)
+        k, v = from_codes(k, CT), from_codes(v, CT)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    if sizes_ptr is not None:
+        scores *= q_size[:, None] * k_size[None, :]
+    if MASKED:
+        seen = at[None, :] <= position[:, None]
         if WINDOW > 0:
-            first = tl.maximum(context - queries + first_row // G - WINDOW + 1, 0) // BLOCK_N
-        top = tl.full((BLOCK_M,), -1e30, tl.float32)
-        total = tl.zeros((BLOCK_M,), tl.float32)
-        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        for tile in range(first, tl.cdiv(end, BLOCK_N)):
-            at = tile * BLOCK_N + n
-            live = at < end
-            if PS % BLOCK_N == 0:
-                page = tl.load(page_table_ptr + s * stride_table + tile * BLOCK_N // PS)
-            else:
-                page = tl.load(page_table_ptr + s * stride_table + at // PS, mask=live, other=0)
-            base = page.to(tl.int64) * stride_page + h * stride_head + at % PS * D
-            inside = live[:, None] & (d < D)[None, :]
-            k = tl.load(kv_ptr + base[:, None] + d[None, :], mask=inside, other=0.0)
-            v = tl.load(kv_ptr + stride_side + base[:, None] + d[None, :], mask=inside, other=0.0)
-            seen = at[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen &= at[None, :] > position[:, None] - WINDOW
-            if magnitudes_ptr is None:
-                k, v = k.to(CT), v.to(CT)
-            else:
-                at_size = page.to(tl.int64) * stride_magnitudes + h * PS + at % PS
-                k_size = tl.load(magnitudes_ptr + at_size, mask=live, other=0.0)
-                at_size += tl.num_programs(1) * PS
-                v_size = tl.load(magnitudes_ptr + at_size, mask=live, other=0.0)
-                k, v = from_codes(k, CT), from_codes(v, CT)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-            if magnitudes_ptr is not None:
-                scores *= q_size[:, None] * k_size[None, :]
-            scores = tl.where(seen, scores, -1e30)
-            peak = tl.maximum(top, tl.max(scores, axis=1))
-            weights = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
-            decay = tl.exp2(top - peak)
-            total = total * decay + tl.sum(weights, axis=1)
-            if magnitudes_ptr is not None:
-                weights *= v_size[None, :]
-            acc = tl.dot(weights.to(CT), v, acc * decay[:, None], input_precision="ieee")
-            top = peak
-        if magnitudes_ptr is not None:
-            acc *= 1.0 / 448.0  # see e4m3.LARGEST
-        at_out = (start + query)[:, None] * stride_ot + head[:, None] * stride_oh + d[None, :]
-        tl.store(out_ptr + at_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mine)
+            seen &= at[None, :] > position[:, None] - WINDOW
+        scores = tl.where(seen, scores, -1e30)
+    peak = tl.maximum(top, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - peak[:, None])
+    if MASKED:
+        weights = tl.where(seen, weights, 0.0)
+    decay = tl.exp2(top - peak)
+    total = total * decay + tl.sum(weights, axis=1)
+    if sizes_ptr is not None:
+        weights *= v_size[None, :]
+    acc = tl.dot(weights.to(CT), v, acc * decay[:, None], input_precision="ieee")
+    return peak, total, acc
+
+
+@triton.jit(
+    do_not_specialize=["stride_part", "splits", "chunks"],
+    do_not_specialize_on_alignment=["query_start_ptr", "query_len_ptr", "context_lens_ptr"],
+)
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr,
+    lse_ptr,
+    query_start_ptr,
+    query_len_ptr,
+    context_lens_ptr,
+    out_ptr,
+    stride_ot,
+    stride_oh,
+    stride_part,
+    splits,
+    chunks,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Join the parts of ROWS rows, where there are several."""
+    h = tl.program_id(1)
+    s, first_row = _rows_of(tl.program_id(0), query_len_ptr, chunks, G, ROWS)
+    if s < chunks:
+        queries = tl.load(query_len_ptr + s)
+        before = tl.load(context_lens_ptr + s) - queries
+        tile_row = first_row // BLOCK_M * BLOCK_M
+        _, _, parts = _part(before, queries, tile_row, 0, splits, G, WINDOW, SPAN, BLOCK_M, BLOCK_N)
+        if parts > 1:
+            start = tl.load(query_start_ptr + s).to(tl.int64)
+            row = first_row + tl.arange(0, ROWS)
+            query = row // G
+            d = tl.arange(0, BLOCK_D)
+            live = query < queries
+            mine = live[:, None] & (d < D)[None, :]
+            head = h * G + row % G
+            at = (start + query) * tl.num_programs(1) * G + head
+            top = tl.full((ROWS,), -1e30, tl.float32)
+            total = tl.zeros((ROWS,), tl.float32)
+            acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+            for _ in range(parts):
+                lse = tl.load(lse_ptr + at, mask=live, other=-1e30)
+                value = tl.load(parts_ptr + at[:, None] * D + d[None, :], mask=mine, other=0.0)
+                peak = tl.maximum(top, lse)
+                decay = tl.exp2(top - peak)
+                weight = tl.where(lse > -1e29, tl.exp2(lse - peak), 0.0)
+                total = total * decay + weight
+                acc = acc * decay[:, None] + value * weight[:, None]
+                top = peak
+                at += stride_part
+            acc /= tl.where(total > 0, total, 1.0)[:, None]
+            at_out = (start + query)[:, None] * stride_ot + head[:, None] * stride_oh + d[None, :]
+            tl.store(out_ptr + at_out, acc.to(out_ptr.dtype.element_ty), mask=mine)
 
 
 def ragged_prefill(
@@ -187,7 +372,19 @@ def ragged_prefill(
         G = QH // KVH
         op = "ragged_prefill_deterministic" if deterministic else "ragged_prefill"
         config = choose(op, longest * G, q.device)
-        _prefill_kernel[(cdiv(longest * G, config.rows), KVH, query_len.numel())](
+        S = query_len.numel()
+        rows = min(longest * S, q.shape[0]) * G  # for one key head, at most
+        splits = 1
+        if not deterministic:
+            splits = prefill_splits(cdiv(rows, config.rows) * KVH, q.device)
+        parts, lse = out, out
+        if splits > 1:
+            parts = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+            lse = torch.empty((splits, *q.shape[:2]), dtype=torch.float32, device=q.device)
+        shape = {"G": G, "D": D, "WINDOW": window, "SPAN": _SPAN, "BLOCK_M": config.rows}
+        shape |= {"BLOCK_N": config.columns, "BLOCK_D": max(MIN_DOT, next_power_of_2(D))}
+        part = q.shape[0] * QH
+        _prefill_kernel[(cdiv(rows, config.rows) + S - 1, KVH * splits)](
             q,
             kv if magnitudes is None else kv.view(torch.uint8),
             page_table,
@@ -195,6 +392,8 @@ def ragged_prefill(
             query_len,
             context_lens,
             out,
+            parts,
+            lse,
             magnitudes,
             scale * _LOG2_E / (1.0 if magnitudes is None else LARGEST),
             q.stride(0),
@@ -205,18 +404,34 @@ def ragged_prefill(
             page_table.stride(0),
             out.stride(0),
             out.stride(1),
+            part,
+            splits,
+            S,
             None if magnitudes is None else magnitudes.stride(0),
-            G=G,
-            D=D,
             PS=kv.shape[3],
-            WINDOW=window,
-            BLOCK_M=config.rows,
-            BLOCK_N=config.columns,
-            BLOCK_D=max(MIN_DOT, next_power_of_2(D)),
+            PARTED=splits > 1,
             CT=compute_type(q.dtype if magnitudes is None else torch.float16),
             num_warps=config.warps,
             num_stages=config.stages,
+            **shape,
         )
+        if splits > 1:
+            _combine_kernel[(cdiv(rows, _JOINED) + S - 1, KVH)](
+                parts,
+                lse,
+                query_start,
+                query_len,
+                context_lens,
+                out,
+                out.stride(0),
+                out.stride(1),
+                part,
+                splits,
+                S,
+                ROWS=_JOINED,
+                num_warps=4,
+                **shape,
+            )
 
 
 def _attend_at_once(

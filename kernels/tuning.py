@@ -113,6 +113,16 @@ def decode_splits(sequences: int, heads: int, pages: int, device: torch.device) 
     return max(1, min(wanted, 64, pages))
 
 
+def prefill_splits(programs: int, device: torch.device) -> int:
+    """Parts of a context for ragged_prefill: two programs per multiprocessor, where there are
+    too few rows for that.
+
+    Args:
+        programs: tiles of rows times key heads.
+    """
+    return max(1, min(8, 2 * multiprocessors(device) // max(1, programs)))
+
+
 def sample_parts(rows: int, blocks: int, device: torch.device) -> int:
     """Parts of a row of logits that are looked at side by side: a power of two."""
     wanted = 2 * multiprocessors(device) // max(1, rows)

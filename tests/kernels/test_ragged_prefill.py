@@ -80,6 +80,20 @@ def test_matches_the_reference_on_keys_of_8_bits(
     assert_near(actual, expected, torch.float16 if is_wide else dtype)
 
 
+@pytest.mark.parametrize(("window", "narrow"), [(0, False), (700, False), (0, True)])
+def test_contexts_in_parts_match_the_reference(window, narrow, device, monkeypatch):
+    """Some short enough for one part, some whose first queries see none of the last part."""
+    monkeypatch.setattr("kernels.ragged_prefill.prefill_splits", lambda *_: 3)
+    chunks = [(0, 1, 1025), (1, 60, 540), (61, 0, 0), (62, 18, 1290), (80, 40, 60)]
+    shape = {"heads": 1, "head_dim": 64, "page": 64, "dtype": torch.bfloat16, "device": device}
+    contexts = scattered([context for _, _, context in chunks], **shape)
+    contexts = contexts.narrow() if narrow else contexts
+    q = queries(120, 3, 64, torch.bfloat16, device)
+    actual = prefill(q, contexts, chunks, window=window)
+    expected = prefill(q, contexts, chunks, ragged_prefill_reference, window=window)
+    assert_near(actual, expected, torch.bfloat16)
+
+
 @pytest.mark.parametrize(("window", "narrow"), [(0, False), (40, False), (0, True)])
 @pytest.mark.parametrize("cut", [1, 16, 33, 130])
 def test_a_row_does_not_depend_on_how_its_sequence_is_cut(cut, window, narrow, device):

@@ -136,6 +136,11 @@ def attention_signature(dtype, integers):
     return pointers | integer | strides | {"scale_log2": "fp32"}
 
 
+def parts_signature(dtype):
+    pointers = {"out_ptr": f"*{dtype}", "parts_ptr": "*fp32", "lse_ptr": "*fp32"}
+    return pointers | dict.fromkeys(("stride_part", "splits", "chunks"), "i32")
+
+
 @bf16
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -173,13 +178,15 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
 @bf16
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("parted", [False, True])
 @pytest.mark.parametrize(("rows", "warps", "stages"), [(16, 4, 3), (64, 4, 2), (128, 8, 3)])
-def test_ragged_prefill(page, head_dim, rows, warps, stages, dtype):
+def test_ragged_prefill(page, head_dim, rows, warps, stages, parted, dtype):
     from kernels.ragged_prefill import _prefill_kernel
 
     integers = ("page_table_ptr", "query_start_ptr", "query_len_ptr", "context_lens_ptr")
-    signature = attention_signature(dtype, integers) | {"out_ptr": f"*{dtype}"}
+    signature = attention_signature(dtype, integers) | parts_signature(dtype)
     constants = {"G": 4, "D": head_dim, "PS": page, "WINDOW": 0, "CT": TYPES[dtype]} | WIDE
+    constants |= {"PARTED": parted, "SPAN": 8}
     constants |= {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_D": head_dim}
     aligned = (*ATTENTION_STRIDES, "stride_ot", "stride_oh")
     kernel = compile_kernel(
@@ -188,6 +195,20 @@ def test_ragged_prefill(page, head_dim, rows, warps, stages, dtype):
     check(kernel, registers=255)
     wanted = "HMMA" if rows == 16 else "HGMMA"
     assert any(wanted in text for text in kernel.main_loop)
+
+
+@bf16
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_joining_the_parts_of_ragged_prefill(head_dim, dtype):
+    from kernels.ragged_prefill import _combine_kernel
+
+    integers = ("query_start_ptr", "query_len_ptr", "context_lens_ptr")
+    signature = dict.fromkeys(integers, "*i32") | parts_signature(dtype)
+    signature |= {"stride_ot": "i32", "stride_oh": "i32"}
+    constants = {"G": 4, "D": head_dim, "WINDOW": 0, "SPAN": 8, "BLOCK_M": 128, "BLOCK_N": 64}
+    constants |= {"BLOCK_D": head_dim, "ROWS": 16}
+    aligned = ("stride_ot", "stride_oh")
+    check(compile_kernel(_combine_kernel, signature, constants, aligned=aligned), registers=96)
 
 
 @types
@@ -222,8 +243,9 @@ def test_ragged_prefill_over_8_bits(rows, warps, stages, dtype):
     from kernels.ragged_prefill import _prefill_kernel
 
     integers = ("page_table_ptr", "query_start_ptr", "query_len_ptr", "context_lens_ptr")
-    signature = attention_signature(dtype, integers) | {"out_ptr": f"*{dtype}"} | NARROW
+    signature = attention_signature(dtype, integers) | parts_signature(dtype) | NARROW
     constants = {"G": 4, "D": 128, "PS": 64, "WINDOW": 0, "CT": tl.float16}
+    constants |= {"PARTED": False, "SPAN": 8}
     constants |= {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_D": 128}
     aligned = (*ATTENTION_STRIDES, "stride_ot", "stride_oh")
     kernel = compile_kernel(
