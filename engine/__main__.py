@@ -4,7 +4,6 @@ The only place that imports torch's side at run time, and the only one that know
 SIGTERM and a first SIGINT drain, a second SIGINT leaves at once.
 """
 
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from prometheus_client import start_http_server
 from engine.beats import Beats
 from engine.built import Built
 from engine.cli import Tool, parse
+from engine.collector import begin_serving
 from engine.config import EngineConfig
 from engine.core import NO_GATEWAY, Core, Heard
 from engine.counts import CountRecord
@@ -120,8 +120,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     server.start()
     if config.metrics_port is not None:  # ends with the process
         start_http_server(config.metrics_port, config.metrics_host, metrics.registry)
-    gc.collect()
-    gc.freeze()  # what start-up made stays: a look at all of it would hold up a pass for 100 ms
+    begin_serving()
     _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
     try:
         with _beats(config, core, server.address):

@@ -25,6 +25,7 @@ from adapters.errors import AdapterMissing, StoreUnavailable
 from engine.admission import Limits, Refusal
 from engine.book import Book
 from engine.built import Built
+from engine.collector import Collector
 from engine.config import EngineConfig
 from engine.counts import CountRecord
 from engine.door import Door
@@ -175,6 +176,7 @@ class Core(Generic[P]):
         self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
         self._draining_since: float | None = None
         self._came_round = self._clock()
+        self._collector = Collector(clock)
         self._load: Load | None = None
         self._load_pushed = self._stood = float("-inf")
         self._gaps: Counter[float] = Counter()  # seconds between tokens, of one pass
@@ -191,7 +193,10 @@ class Core(Generic[P]):
     def run(self) -> None:
         """Serve until drained. Raises DeviceLost or WireStalled; nothing else is expected."""
         while not self._drained:
-            if not self.step():
+            if self.step():
+                self._collector.worked()
+            else:
+                self._collector.rests()
                 self._hear(self.inbox.take(self._patience()))
         self._flush()
         self._say(None, Goodbye("drained"))

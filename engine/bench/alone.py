@@ -3,7 +3,6 @@
 Adapters are made in host memory from their digest, so that a benchmark waits for no disk.
 """
 
-import gc
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from engine.adapter_layout import LaidOut
 from engine.adapter_memory import AdapterMemory
 from engine.bench.poured import PouredHost
 from engine.built import Built
+from engine.collector import begin_serving
 from engine.composition import build_runner
 from engine.config import EngineConfig, HeadDtype
 from engine.core import NO_GATEWAY, Core, Heard
@@ -139,8 +139,7 @@ class LoneEngine:
         self.wire = wire
         if wire is not None:
             wire.start(lambda news: self.core.inbox.put(Heard(NO_GATEWAY, news), force=True))
-        gc.collect()
-        gc.freeze()  # as an engine that serves does
+        begin_serving()
 
     def adapter(self, digest: str) -> PackedAdapter:
         """A made adapter, as the engine got it."""
