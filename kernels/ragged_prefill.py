@@ -169,7 +169,7 @@ def _rows_of(  # type: ignore[no-untyped-def]
         s += tl.sum(passed.to(tl.int32), 0)
         first += tl.sum(tl.where(passed, tiles, 0), 0)
         end += tl.sum(tiles, 0)
-    return s.to(tl.int64), (tile - first) * ROWS
+    return tl.cast(s, tl.int64), (tile - first) * ROWS
 
 
 @triton.jit
@@ -373,10 +373,10 @@ def ragged_prefill(
         op = "ragged_prefill_deterministic" if deterministic else "ragged_prefill"
         config = choose(op, longest * G, q.device)
         S = query_len.numel()
-        rows = min(longest * S, q.shape[0]) * G  # for one key head, at most
+        most = min(longest * S, q.shape[0]) * G  # rows for one key head
         splits = 1
         if not deterministic:
-            splits = prefill_splits(cdiv(rows, config.rows) * KVH, q.device)
+            splits = prefill_splits(cdiv(most, config.rows) * KVH, q.device)
         parts, lse = out, out
         if splits > 1:
             parts = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
@@ -384,7 +384,7 @@ def ragged_prefill(
         shape = {"G": G, "D": D, "WINDOW": window, "SPAN": _SPAN, "BLOCK_M": config.rows}
         shape |= {"BLOCK_N": config.columns, "BLOCK_D": max(MIN_DOT, next_power_of_2(D))}
         part = q.shape[0] * QH
-        _prefill_kernel[(cdiv(rows, config.rows) + S - 1, KVH * splits)](
+        _prefill_kernel[(cdiv(most, config.rows) + S - 1, KVH * splits)](
             q,
             kv if magnitudes is None else kv.view(torch.uint8),
             page_table,
@@ -416,7 +416,7 @@ def ragged_prefill(
             **shape,
         )
         if splits > 1:
-            _combine_kernel[(cdiv(rows, _JOINED) + S - 1, KVH)](
+            _combine_kernel[(cdiv(most, _JOINED) + S - 1, KVH)](
                 parts,
                 lse,
                 query_start,

@@ -2,8 +2,8 @@ import gc
 import subprocess
 import sys
 
-from tests.fakes.clock import FakeClock as Clock
 from engine.collector import BUSY_S, RESTED_S, Collector
+from tests.fakes.clock import FakeClock as Clock
 
 SCRIPT = """
 import gc

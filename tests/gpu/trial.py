@@ -130,7 +130,7 @@ def report(engine: LoneEngine, options: argparse.Namespace) -> dict[str, object]
     found["compiled"] = engine.built.compiled()
     tried = trial(engine, options.checkpoint, [None, *refs, None])
     agreed = agreement(tried)
-    found |= {"compared": agreed.compared, "worst": agreed.worst}
+    found |= {"compared": agreed.compared, "worst": agreed.worst, "share": agreed.share}
     if options.divergence:
         found["divergence"] = divergence(engine, tried)
     return found
