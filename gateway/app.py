@@ -51,6 +51,8 @@ from gateway.http import Asgi, Receive, Scope, Send
 from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.idempotency.redis_answers import RedisAnswers
 from gateway.identity.logins import Logins
+from gateway.identity.oidc_provider import Provider
+from gateway.identity.oidc_settings import read_oidc
 from gateway.identity.passwords import Passwords
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
@@ -341,7 +343,10 @@ class Application:
         )
         hops = self._settings.forwarded_hops
         logins = Logins(database, Passwords())
-        return Site(database, logins, sources, forwarded_hops=hops).application()
+        file = self._settings.oidc_file
+        provider = Provider(read_oidc(file)) if file is not None else None
+        site = Site(database, logins, sources, forwarded_hops=hops, provider=provider)
+        return site.application()
 
     def _tasks(
         self, database: Database, snapshot: LiveSnapshot, ledger: Ledger

@@ -136,6 +136,7 @@ class Settings:
     alert_webhook_secret: Secret | None = None  # whsec_…; None: the file in data_dir, made once
     operator_organisation: str | None = None  # whose administrators grant credit; None: nobody's
     otlp_traces_endpoint: str | None = None  # of an OpenTelemetry collector; None: no traces
+    oidc_file: Path | None = None  # who signs people in, see identity/oidc_settings.py
     sinks_file: Path | None = None  # which billing systems there are, see billing/sinks.py
     forwarded_hops: int = 0  # proxies of ours in front, whose x-forwarded-for is believed
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all

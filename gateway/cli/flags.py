@@ -86,6 +86,7 @@ class ServeOptions:
     alert_webhook: str | None
     operator_organisation: str | None
     sinks: Path | None
+    oidc: Path | None
     otlp_traces_endpoint: str | None
     forwarded_hops: int
     priority_tier: bool
@@ -189,6 +190,10 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sinks", type=Path, metavar="FILE",
         help="JSON: billing systems that usage is sent to, Stripe or CloudEvents (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--oidc", type=Path, metavar="FILE",
+        help="JSON: an OpenID provider that signs people in to the dashboard (default: none)",
     )  # fmt: skip
     group.add_argument(
         "--otlp-traces-endpoint", metavar="URL",
@@ -371,6 +376,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         alert_webhook=_web_address(arguments.alert_webhook),
         operator_organisation=arguments.operator_organisation,
         sinks=arguments.sinks,
+        oidc=arguments.oidc,
         otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,

@@ -92,6 +92,7 @@ def _settings(
         alert_webhook_url=options.alert_webhook,
         operator_organisation=options.operator_organisation,
         sinks_file=options.sinks,
+        oidc_file=options.oidc,
         otlp_traces_endpoint=options.otlp_traces_endpoint,
         forwarded_hops=options.forwarded_hops,
         priority_tier=options.priority_tier,

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from gateway.errors import PermissionDenied
 from gateway.identity.logins import LONGEST
 
-SIGN_IN, ZONE, THEME, SAID = (
+SIGN_IN, HANDSHAKE, ZONE, THEME, SAID = (
     "loratorio-sign-in",
+    "loratorio-handshake",
     "loratorio-zone",
     "loratorio-theme",
     "loratorio-said",
@@ -24,6 +25,7 @@ SIGN_IN, ZONE, THEME, SAID = (
 PATH = "/dashboard"
 YEAR_S = 365 * 86400
 SAID_S = 30
+HANDSHAKE_S = 600
 
 
 class Cookies:
@@ -33,24 +35,23 @@ class Cookies:
         self._behind_proxies = behind_proxies
 
     def sign_in(self, request: Request) -> str:
-        return request.cookies.get(self._name(request), "")
+        return request.cookies.get(self._name(request, SIGN_IN), "")
 
     def set_sign_in(self, request: Request, response: Response, value: str) -> None:
-        response.set_cookie(
-            self._name(request),
-            value,
-            max_age=int(LONGEST.total_seconds()),
-            path="/",
-            secure=self._is_secure(request),
-            httponly=True,
-            samesite="lax",
-        )
+        self._set(request, response, SIGN_IN, value, int(LONGEST.total_seconds()))
 
     def end_sign_in(self, request: Request, response: Response) -> None:
-        response.delete_cookie(
-            self._name(request), path="/", secure=self._is_secure(request), httponly=True,
-            samesite="lax",
-        )  # fmt: skip
+        self._end(request, response, SIGN_IN)
+
+    def handshake(self, request: Request) -> str:
+        """What this browser took along to the sign-in service."""
+        return request.cookies.get(self._name(request, HANDSHAKE), "")
+
+    def set_handshake(self, request: Request, response: Response, value: str) -> None:
+        self._set(request, response, HANDSHAKE, value, HANDSHAKE_S)
+
+    def end_handshake(self, request: Request, response: Response) -> None:
+        self._end(request, response, HANDSHAKE)
 
     def remember(self, request: Request, response: Response, name: str, value: str) -> None:
         """A preference, or for a moment what was done."""
@@ -78,8 +79,22 @@ class Cookies:
         if not hmac.compare_digest(token_of(self.sign_in(request)).encode(), given.encode()):
             raise PermissionDenied("This form is of another sign-in: load the page again.")
 
-    def _name(self, request: Request) -> str:
-        return f"__Host-{SIGN_IN}" if self._is_secure(request) else SIGN_IN
+    def _set(
+        self, request: Request, response: Response, name: str, value: str, max_age: int
+    ) -> None:
+        response.set_cookie(
+            self._name(request, name), value, max_age=max_age, path="/",
+            secure=self._is_secure(request), httponly=True, samesite="lax",
+        )  # fmt: skip
+
+    def _end(self, request: Request, response: Response, name: str) -> None:
+        response.delete_cookie(
+            self._name(request, name), path="/", secure=self._is_secure(request), httponly=True,
+            samesite="lax",
+        )  # fmt: skip
+
+    def _name(self, request: Request, name: str) -> str:
+        return f"__Host-{name}" if self._is_secure(request) else name
 
     def _is_secure(self, request: Request) -> bool:
         if self._behind_proxies:

@@ -7,13 +7,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from gateway.dashboard.arrivals import Arrivals
 from gateway.dashboard.cookies import THEME, ZONE, Cookies
 from gateway.dashboard.form import read_form
 from gateway.dashboard.frame import FIRST, THEMES, Frame, address_of, inside
+from gateway.dashboard.oidc_door import OidcDoor
 from gateway.dashboard.timespan import zone_named
 from gateway.dashboard.visit import ROOT, Form
 from gateway.errors import GatewayError, Unavailable
 from gateway.identity.logins import Logins
+from gateway.identity.oidc_provider import Provider
 from gateway.identity.viewer import Viewer
 
 SIGN_IN, ACCOUNT = "/sign-in", "/account"
@@ -21,8 +24,19 @@ SIGN_IN, ACCOUNT = "/sign-in", "/account"
 
 class Door:
     def __init__(
-        self, logins: Logins, cookies: Cookies, frame: Frame, *, forwarded_hops: int
+        self,
+        logins: Logins,
+        cookies: Cookies,
+        frame: Frame,
+        *,
+        forwarded_hops: int,
+        arrivals: Arrivals | None = None,
+        provider: Provider | None = None,
     ) -> None:
+        """``arrivals`` and ``provider``: of the sign-in service, where there is one."""
+        self._oidc = None
+        if arrivals is not None and provider is not None:
+            self._oidc = OidcDoor(provider, arrivals, cookies, self._sign_in_page)
         self._logins = logins
         self._cookies = cookies
         self._frame = frame
@@ -30,6 +44,7 @@ class Door:
 
     def routes(self) -> list[Route]:
         return [
+            *(self._oidc.routes() if self._oidc else ()),
             Route(SIGN_IN, self._sign_in, methods=["GET", "POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/preferences", self._prefer, methods=["POST"]),
@@ -80,7 +95,8 @@ class Door:
         error: GatewayError | None = None,
         form: Form | None = None,
     ) -> Response:
-        content = {"next": target, "error": error, "form": form or {}}
+        sso = self._oidc.name if self._oidc else ""
+        content = {"next": target, "error": error, "form": form or {}, "sso": sso}
         status = error.status if error else HTTPStatus.OK
         answer = self._frame.answer(request, "sign_in.html", content, status=status)
         if error is not None:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from gateway.dashboard.arrivals import Arrivals
 from gateway.dashboard.assets import Assets
 from gateway.dashboard.cookies import Cookies
 from gateway.dashboard.door import Door, told
@@ -33,6 +34,7 @@ from gateway.db import Database, DatabaseUnavailable, Tenancy
 from gateway.errors import GatewayError, InvalidRequest, PermissionDenied, RouteNotFound
 from gateway.identity.login_repository import LoginRepository
 from gateway.identity.logins import Logins
+from gateway.identity.oidc_provider import Provider
 from gateway.identity.viewer import Viewer
 
 NO_PAGE = "There is no such page."
@@ -60,6 +62,7 @@ class Site:
         sources: Sources,
         *,
         forwarded_hops: int = 0,
+        provider: Provider | None = None,
         pages: Sequence[Page] = PAGES,
     ) -> None:
         self._database = database
@@ -68,7 +71,14 @@ class Site:
         self._assets = Assets()
         self._cookies = Cookies(behind_proxies=forwarded_hops > 0)
         self._frame = Frame(pages, self._cookies, Rendering(self._assets))
-        self._door = Door(logins, self._cookies, self._frame, forwarded_hops=forwarded_hops)
+        self._door = Door(
+            logins,
+            self._cookies,
+            self._frame,
+            forwarded_hops=forwarded_hops,
+            arrivals=Arrivals(database, logins, provider.settings) if provider else None,
+            provider=provider,
+        )
 
     def application(self) -> Starlette:
         """To be mounted at ``ROOT``."""

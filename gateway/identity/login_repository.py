@@ -31,6 +31,22 @@ class LoginRepository:
         )
         return [(login, user) for login, user in await self._session.execute(statement)]
 
+    async def of_subject(self, subject: str) -> Sequence[Found]:
+        """Live logins of one person of the sign-in service."""
+        statement = (
+            select(Login, User)
+            .outerjoin(User, User.id == Login.user_id)
+            .where(Login.ended_at.is_(None), Login.subject == subject)
+            .where(or_(Login.user_id.is_(None), User.removed_at.is_(None)))
+            .order_by(Login.created_at, Login.id)
+        )
+        return [(login, user) for login, user in await self._session.execute(statement)]
+
+    async def end_of_subject(self, subject: str, *, but: str) -> None:
+        """Browsers of the logins this person had as somebody else here."""
+        theirs = select(Login.id).where(Login.subject == subject, Login.id != but)
+        await self._session.execute(delete(SignIn).where(SignIn.login_id.in_(theirs)))
+
     async def of_user(self, user_id: str) -> Login | None:
         statement = select(Login).where(Login.user_id == user_id, Login.ended_at.is_(None))
         return await self._session.scalar(statement)

@@ -23,6 +23,7 @@ from gateway.ids import new_id
 IDLE = timedelta(hours=12)
 LONGEST = timedelta(days=14)
 SEEN_EVERY = timedelta(minutes=5)  # how exactly it is known when a browser was last seen
+NO_PASSWORD = ""  # of who comes from the sign-in service alone
 MOST_TRIED = 8  # logins of one address: a person of many organisations
 
 
@@ -46,7 +47,10 @@ class Logins:
             self._attempts.failed(*names)
             raise SignInRefused
         self._attempts.succeeded(*names)
-        return await self._begin(login, password, browser)
+        fresh = None
+        if self._passwords.is_outdated(login.password):
+            fresh = await self._passwords.hash(password)
+        return await self.begin(login.id, browser, fresh)
 
     async def viewer(self, cookie: str) -> Viewer | None:
         """None: it is nobody's, or ended."""
@@ -75,7 +79,7 @@ class Logins:
             raise SignInLimited(wait)
         async with self._database.reading() as session:
             known = await session.get(Login, viewer.login)
-        if known is None or not await self._passwords.verify(known.password, old):
+        if known is None or not await self._passwords.verify(known.password or None, old):
             self._attempts.failed(name)
             raise SignInRefused("The password you have now is not this one.")
         self._attempts.succeeded(name)
@@ -94,26 +98,24 @@ class Logins:
         async with self._database.reading() as session:
             found = await LoginRepository(session).named(email)
         for login, _ in found[:MOST_TRIED]:
-            if await self._passwords.verify(login.password, password):
+            if await self._passwords.verify(login.password or None, password):
                 return login
         if not found:
             await self._passwords.verify(None, password)
         return None
 
-    async def _begin(self, login: Login, password: str, browser: str) -> str:
+    async def begin(self, login: str, browser: str, fresh: str | None = None) -> str:
+        """Of who was found to be right. ``fresh``: their password's new hash."""
         cookie, now = secrets.token_urlsafe(32), datetime.now(UTC)
-        fresh = None
-        if self._passwords.is_outdated(login.password):
-            fresh = await self._passwords.hash(password)
         async with self._database.unit_of_work() as session:
             rows = LoginRepository(session)
             await rows.forget_ended(now)
-            if fresh is not None and (row := await session.get(Login, login.id)) is not None:
+            if fresh is not None and (row := await session.get(Login, login)) is not None:
                 row.password = fresh
             rows.add(
                 SignIn(
                     hash=hash_of(cookie),
-                    login_id=login.id,
+                    login_id=login,
                     begun_at=now,
                     seen_at=now,
                     expires_at=now + IDLE,
@@ -126,7 +128,7 @@ class Logins:
 class LoginService:
     """Logins as operators make and end them, inside the caller's unit of work.
 
-    ``password`` is always a hash.
+    ``password`` is always a hash, or ``NO_PASSWORD``.
     """
 
     def __init__(self, session: AsyncSession, now: datetime) -> None:

@@ -183,7 +183,9 @@ class Login(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     user_id: Mapped[str | None] = mapped_column(ForeignKey("member.id"))
     email: Mapped[str | None] = mapped_column(String(254))  # of an operator
-    password: Mapped[str] = mapped_column(String(256))  # argon2id, with its parameters
+    password: Mapped[str] = mapped_column(String(256))  # argon2id, with its parameters; "": none
+    # Whom the sign-in service means: SHA-256 of its name and its name for them, hexadecimal.
+    subject: Mapped[str | None] = mapped_column(String(64), index=True)
     created_at: Mapped[datetime] = mapped_column(Utc)
     changed_at: Mapped[datetime] = mapped_column(Utc)
     ended_at: Mapped[datetime | None] = mapped_column(Utc)

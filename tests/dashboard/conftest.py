@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
+import orjson
 import pytest
 import pytest_asyncio
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
@@ -21,6 +23,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.health import Health
 from gateway.identity.attempts import Attempts
 from gateway.identity.logins import Logins
+from gateway.identity.oidc_provider import Provider
+from gateway.identity.oidc_settings import OidcSettings, read_oidc
 from gateway.identity.passwords import Passwords
 from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
@@ -30,8 +34,9 @@ from gateway.spending import LedgerSpending
 from gateway.usage.record import Started
 from tests.dashboard.browser import Browser, chromium, opened
 from tests.dashboard.world import BASE, PASSWORD, World, made
-from tests.fakes.clock import until
+from tests.fakes.clock import FakeClock, until
 from tests.fakes.engine import FakeEngine
+from tests.fakes.oidc import CLIENT, SECRET, FakeProvider
 from tests.gateway.administrators import PEPPERS
 from tests.services import migrated_sqlite
 
@@ -45,6 +50,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if chromium() is None and "browser" in getattr(item, "fixturenames", ()):
             reason = "no Chromium: apt-get install chromium, or name one in CHROMIUM"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def oidc_settings(file: Path, issuer: str, url: str) -> OidcSettings:
+    """As an operator writes them."""
+    organisation = [
+        {"value": f"acme-{name}s", "organisation": "acme", "role": name}
+        for name in ("developer", "viewer")
+    ]
+    billing = {"value": "acme-billing", "organisation": "acme", "role": "billing"}
+    roles = [{"value": "operators", "operator": True}, *organisation, billing]
+    file.write_bytes(orjson.dumps({
+        "issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "url": url,
+        "name": "Example", "roles": roles,
+    }))  # fmt: skip
+    return read_oidc(file)
 
 
 class NoLog:
@@ -66,6 +86,8 @@ class Served:
     attempts: Attempts
     snapshot: LiveSnapshot
     limiter: RateLimiter
+    provider: FakeProvider
+    provider_clock: FakeClock
     cookies: dict[str, str] = field(default_factory=dict)
 
     async def cookie(self, who: str) -> str:
@@ -106,20 +128,32 @@ async def served(
     )  # fmt: skip
     attempts = Attempts()
     logins = Logins(database, Passwords(), attempts)
-    site = Site(database, logins, sources)
+    made_later: list[ASGIApp] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await made_later[0](scope, receive, send)
+
+    listener = Listener(application, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.port}"
+    fake, clock = FakeProvider(), FakeClock()
+    beside = Listener(fake.application(), "127.0.0.1", 0)
+    fake.issuer = f"http://127.0.0.1:{beside.port}"
+    provider = Provider(oidc_settings(file.parent / "oidc.json", fake.issuer, url), clock=clock)
+    site = Site(database, logins, sources, provider=provider)
     rest = rest_application(health, base_model=BASE, is_open=False, dashboard=site.application())
-    listener = Listener(rest, "127.0.0.1", 0)
-    running = asyncio.create_task(listener.run_until_stopped())
-    await until(lambda: listener.started and len(fleet.ready) == 1)
-    yield Served(f"http://127.0.0.1:{listener.port}", world, logins, attempts, snapshot, limiter)
-    running.cancel()
-    driving.cancel()
-    await asyncio.wait([running, driving])
+    made_later.append(rest)
+    running = [asyncio.create_task(each.run_until_stopped()) for each in (listener, beside)]
+    await until(lambda: listener.started and beside.started and len(fleet.ready) == 1)
+    yield Served(url, world, logins, attempts, snapshot, limiter, fake, clock)
+    for task in (*running, driving):
+        task.cancel()
+    await asyncio.wait([*running, driving])
     await engine.__aexit__(None, None, None)
-    for server in listener.servers:
-        server.close()
-    for connection in list(listener.server_state.connections):
-        connection.transport.abort()
+    for each in (listener, beside):
+        for server in each.servers:
+            server.close()
+        for connection in list(each.server_state.connections):
+            connection.transport.abort()
     await limiter.close()
     await database.close()
 

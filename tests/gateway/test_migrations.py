@@ -37,7 +37,7 @@ async def test_each_revision_goes_up_down_and_up_again(database_url, revision):
     await runner.downgrade(database, before)
     without_it = await columns(database)
     await runner.upgrade(database, revision)
-    assert without_it < with_it == await columns(database)
+    assert without_it <= with_it == await columns(database)  # some change no column
     await database.close()
 
 
