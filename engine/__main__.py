@@ -24,13 +24,14 @@ from engine.collector import begin_serving
 from engine.config import EngineConfig
 from engine.core import NO_GATEWAY, Core, Heard
 from engine.counts import CountRecord
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError, EngineError, MemberLost
 from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
 from engine.residency import P
 from engine.server import Server
+from engine.team.ending import end_process
 from engine.tls import Guard, ServerTls, TlsFiles, TlsInvalid, Tokens
 from engine.traces import RequestTraces
 from engine.transport import AddressInvalid
@@ -51,7 +52,17 @@ def main(argv: Sequence[str]) -> int:
         _guard(config)  # and this before the model takes its minutes
         from engine.composition import build_runner
 
-        return serve(config, build_runner(config), ready_fd=command.ready_fd)
+        built = build_runner(config)
+        try:
+            code = serve(config, built, ready_fd=command.ready_fd)
+        finally:
+            built.close()
+        if config.tensor_parallel_size > 1:
+            end_process(code)
+        return code
+    except MemberLost as error:
+        sys.stderr.write(f"error: {error}\n")
+        end_process(2)
     except (EngineError, AddressInvalid, TlsInvalid, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

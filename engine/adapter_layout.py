@@ -30,6 +30,7 @@ from engine.placement import (
     blocks_of_vector,
     place,
 )
+from engine.team.supply import Elsewhere
 from kernels.lora_table import ABSENT, site_blocks
 
 BITS = {2: torch.int16, 4: torch.int32}  # by item size: numpy has no bfloat16
@@ -72,6 +73,7 @@ class LaidOut:
     ids: Mapping[str, torch.Tensor]  # by table: the tokens of its "rows", ascending
     packed: PackedAdapter | None = None  # what the vectors yet to be filled in are found from
     vectors: list[tuple[Span, Sequence[int]]] = field(default_factory=list)  # those
+    elsewhere: Elsewhere | None = None  # the parts that other members of a team keep
 
     @property
     def pages(self) -> int:

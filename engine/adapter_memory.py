@@ -20,6 +20,7 @@ from engine.models.spec import ModelSpec
 from engine.outer import PagedMatrix, PagedTable
 from engine.page_memory import PageMemory
 from engine.placement import SITES, UNIT
+from engine.team.shard import Shard
 from kernels.lora_table import ABSENT
 
 
@@ -32,8 +33,12 @@ class AdapterMemory:
         memory: PageMemory,
         table: AdapterTable,
         base: BaseVectors | None = None,
+        *,
+        shard: Shard | None = None,
     ) -> None:
-        """Without ``base``, adapters can have A and B of linear layers alone."""
+        """Without ``base``, adapters can have A and B of linear layers alone. With a ``shard``,
+        ``spec`` is its own, and of each adapter only that part is kept here."""
+        self._shard = shard
         pool = memory.pool
         self._pool, self._table, self._base = pool, table, base
         self._shapes = site_shapes(spec)
@@ -43,13 +48,27 @@ class AdapterMemory:
 
     def lay_out(self, packed: PackedAdapter) -> LaidOut:
         """For any thread. Raises AdapterUnusable."""
-        return self._layout.lay_out(packed)
+        own = packed if self._shard is None else self._shard.adapter(packed)
+        return self._layout.lay_out(own)
+
+    def size(self, packed: PackedAdapter) -> int:
+        """Pages it would take. For any thread. Raises AdapterUnusable."""
+        return self.lay_out(packed).pages
 
     def pages_for(self, laid: LaidOut) -> int:
         return laid.pages
 
-    def place(self, row: int, laid: LaidOut, pages: Sequence[int]) -> None:
-        """Copy into ``pages`` and point table row ``row`` at them. Raises AdapterUnusable."""
+    def touched(self, pages: Sequence[int]) -> bool:
+        """Passes that may be under way use some of them."""
+        return self._memory.touched(pages)
+
+    def place(
+        self, row: int, laid: LaidOut, pages: Sequence[int], *, after: bool | None = None
+    ) -> None:
+        """Copy into ``pages`` and point table row ``row`` at them. Raises AdapterUnusable.
+
+        ``after``: whether to wait for the passes under way; None: where they touch these pages.
+        """
         if len(pages) != laid.pages:
             raise AdapterUnusable(
                 f"adapter {laid.digest}: got {len(pages)} pages, it takes {laid.pages}"
@@ -58,7 +77,7 @@ class AdapterMemory:
         if self._stream is None:
             self._copy(laid.host, pages)
         else:
-            if self._memory.touched(pages):
+            if self.touched(pages) if after is None else after:
                 self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
             with torch.cuda.stream(self._stream):
                 self._copy(laid.host, pages)

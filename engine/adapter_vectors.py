@@ -14,16 +14,27 @@ import torch
 from adapters.pack import Factor
 from engine.errors import AdapterUnusable
 from engine.layers.linear import Linear
+from engine.team.group import Group
 
+CUT_BY_INPUTS = ("o", "down")  # sites
 UNITS = 1024  # unit vectors asked at a time
 
 
 class BaseVectors:
-    """Belongs to the engine loop's thread. Remembers norms: 5 MB for a model of 8B."""
+    """Belongs to the engine loop's thread. Remembers norms: 5 MB for a model of 8B.
 
-    def __init__(self, layers: Sequence[Mapping[str, Linear]], device: torch.device) -> None:
+    In a team a member that reads a part of a linear's inputs has a part of each row: squares are
+    added up over the members, who all ask for the same at the same time.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Mapping[str, Linear]],
+        device: torch.device,
+        group: Group | None = None,
+    ) -> None:
         """``layers``: of each decoder layer, the linear of each site."""
-        self._layers, self._device = layers, device
+        self._layers, self._device, self._group = layers, device, group
         self._squares: dict[tuple[int, str], torch.Tensor] = {}  # [N] float32, on the CPU
 
     @torch.inference_mode()
@@ -41,7 +52,8 @@ class BaseVectors:
         if factor.magnitude is not None:
             norms = self._norms(factor, layer, site, columns, own)
             scale = factor.magnitude / norms
-            if not scale.isfinite().all():
+            fine = bool(scale.isfinite().all())
+            if not (fine if self._group is None else self._group.agreed(fine)):
                 raise AdapterUnusable(f"layer {layer} {site}: a DoRA norm is zero or not finite")
             gain, bias = scale - 1, kept - scale * own
         if factor.lora_bias is not None:
@@ -57,6 +69,8 @@ class BaseVectors:
         crossed = self._ask(linear, a)[:, columns] - own  # A Wᵀ, [r, N]
         squares = self._base_squares(layer, site)[columns]
         squares = squares + 2 * (b * crossed.t()).sum(1) + ((b @ (a @ a.t())) * b).sum(1)
+        if self._group is not None and site in CUT_BY_INPUTS:
+            squares = self._group.add_up(squares.to(self._device)).cpu()
         return squares.clamp(min=0).sqrt()
 
     def _base_squares(self, layer: int, site: str) -> torch.Tensor:

@@ -71,6 +71,7 @@ class StepInputs:
     heads: "HeadLayout"
     places: Places | None = None  # on a CPU, where its tokens lie in the pages of every layer
     images: Sequence[ImageRows] = ()
+    changed: bool = False  # the lead of a team changes embeddings, for images or for adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,4 +33,5 @@ class Built(Generic[P]):
     transfer: PageTransfer | None = None  # None: no pages come from other engines, or go there
     grammars: Grammars | None = None  # None: requests with a grammar are refused
     max_step_s: float | None = None  # what a pass with decodes should take when none is configured
+    close: Callable[[], None] = lambda: None  # ends what was started to compute
     reference: Callable[[AskReference], Verdict] | None = None  # thread-safe; takes its time

@@ -98,6 +98,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads on CPU")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, metavar="N", default=d.tensor_parallel_size,
+        help="GPUs that compute the model together",
+    )  # fmt: skip
     parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences per pass")
     parser.add_argument(
@@ -172,7 +176,8 @@ SAME_NAME = (
     "name", "served_model_name", "metrics_port", "metrics_host",
     "otlp_traces_endpoint", "advertise",
     "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "head_dtype", "threads",
-    "deterministic", "enforce_eager", "max_model_len", "max_num_batched_tokens",
+    "deterministic", "enforce_eager", "tensor_parallel_size", "max_model_len",
+    "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
     "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s", "role", "handoff_listen",

@@ -1,10 +1,12 @@
 """Loads a model, lays out its memory, makes it ready: composes everything that needs torch."""
 
+import gc
 import logging
 import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +26,8 @@ from engine.bench.setting import known_device
 from engine.built import Built
 from engine.checkpoint import Checkpoint
 from engine.compiling import CompileCount
-from engine.config import EngineConfig, HeadDtype
-from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError
+from engine.config import Device, Dtype, EngineConfig, HeadDtype
+from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError, EngineError
 from engine.handoff.pages import TransferPages
 from engine.host_pages import HostPages
 from engine.images import ImageVectors
@@ -45,8 +47,19 @@ from engine.references import References
 from engine.rehearsal import Needs, Rehearsal, Stage
 from engine.runner import ModelRunner
 from engine.seeing import Seeing
+from engine.speculation.proposer import Proposer
 from engine.speculation.proposers import make_proposer
-from engine.stored_weights import of_checkpoint
+from engine.stored_weights import SIGHT, of_checkpoint
+from engine.swap import PageSwap
+from engine.team.adapters import TeamAdapters, TeamPages
+from engine.team.follower import Follower, Pantry
+from engine.team.group import Group
+from engine.team.lead import Lead
+from engine.team.member import Member, device_of
+from engine.team.orders import AnyOrder, AnyWord, Begin, Ready
+from engine.team.shard import Shard
+from engine.team.supply import Keep, Kept
+from engine.team.wire import Wire
 from kernels.segments import SEGMENT_TILES
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
@@ -57,50 +70,144 @@ ADAPTER_CACHE = "adapter-cache"  # in the data directory: copies of what is stor
 log = logging.getLogger(__name__)
 
 
-def build_runner(config: EngineConfig) -> Built[LaidOut]:
-    """Load the model and lay out its memory.
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a model is read from, and where and how it will compute."""
 
-    Raises ConfigError, CheckpointInvalid or OutOfMemory, each with what to change.
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: EngineConfig, member: int) -> "_Source":
+        """Raises ConfigError or CheckpointInvalid."""
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        checkpoint = Checkpoint(config.model)
+        spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
+        _check_length(config, spec)
+        device = device_of(member, config, choose_device(config.device))
+        choice = choose_dtype(config.dtype, spec, device)
+        log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
+        return cls(checkpoint, spec, device, choice.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    model: Decoder
+    weights: Weights
+    images: ImageVectors | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What computes, of a whole model or of a member's part."""
+
+    pages: int
+    size: PoolSize
+    memory: PageMemory
+    runner: ModelRunner
+    adapters: AdapterMemory
+    swap: HostPages | None
+    proposer: Proposer | None
+    compiled: CompileCount
+
+
+def build_runner(config: EngineConfig) -> Built[LaidOut]:
+    """Load the model and lay out its memory, on this and all other members of its team.
+
+    Raises ConfigError, CheckpointInvalid, OutOfMemory or MemberLost, each with what to change.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    checkpoint = Checkpoint(config.model)
-    spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
-    _check_length(config, spec)
-    device = choose_device(config.device)
-    choice = choose_dtype(config.dtype, spec, device)
-    log.info("computing in %s on %s: %s", choice.dtype, device, choice.reason)
+    size, source = config.tensor_parallel_size, _Source.of(config, 0)
+    if size == 1:
+        return _built(config, source, Member())
+    shard = Shard(0, size, source.spec)
+    chosen = _chosen(config, source)
+    lead = Lead(chosen)
+    try:
+        lead.await_ready()
+        group = Group(lead.meeting, 0, size, source.device)
+        return _built(chosen, source, Member(group, shard, lead))
+    except EngineError:
+        lead.close()
+        raise
+    except Exception as error:
+        lost = lead.lost(error)
+        lead.close()
+        raise lost from error
+
+
+def build_follower(
+    begin: Begin, wire: Wire[AnyOrder, AnyWord], supply: Wire[Keep, Kept]
+) -> Follower:
+    """Load a member's part and lay out its memory, in step with the lead."""
+    config, number = begin.config, begin.member
+    source = _Source.of(config, number)
+    shard = Shard(number, config.tensor_parallel_size, source.spec)
+    wire.send(Ready())
+    group = Group(Path(begin.meeting), number, config.tensor_parallel_size, source.device)
+    member = Member(group, shard)
+    part = _part(config, _load(config, source, member), member)
+    pantry = Pantry(supply, part.adapters.lay_out)
+    pantry.start(source.device)
+    gc.collect()
+    gc.freeze()  # as in an engine that serves
+    return Follower(wire, part.runner, part.memory, part.adapters, pantry, part.swap)
+
+
+def _chosen(config: EngineConfig, source: _Source) -> EngineConfig:
+    """With what every member would choose for itself, and perhaps otherwise."""
+    threads = config.threads
+    if threads is None and source.device.type == "cpu":
+        threads = max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel_size)
+        torch.set_num_threads(threads)
+    return replace(
+        config,
+        device=Device(source.device.type),
+        dtype=Dtype(str(source.dtype).removeprefix("torch.")),
+        threads=threads,
+    )
+
+
+def _load(config: EngineConfig, source: _Source, member: Member) -> _Loaded:
     narrow_head = config.head_dtype == HeadDtype.INT8
-    place = Placement(device, choice.dtype, config.deterministic, narrow_head)
-    weights = Weights(checkpoint, spec, place)
+    shard = member.shard
+    place = Placement(source.device, source.dtype, config.deterministic, narrow_head, shard)
+    spec = source.spec if shard is None else shard.spec
+    weights = Weights(source.checkpoint, spec, place)
+    with torch.inference_mode():
+        positions = config.max_model_len or spec.max_position
+        model = Decoder(weights, positions=positions, group=member.group)
+        images = _image_vectors(source.checkpoint, weights, member)
+    weights.finish()
+    if narrow_head:
+        log.info("head in int8: %s", weights.narrow_head or "quantised in the checkpoint")
+    return _Loaded(model, weights, images)
+
+
+def _built(config: EngineConfig, source: _Source, member: Member) -> Built[LaidOut]:
     with ThreadPoolExecutor(1) as beside:
         base = beside.submit(_base_spec, config.model)  # reads the embeddings: some seconds
-        with torch.inference_mode():
-            model = Decoder(weights, positions=config.max_model_len or spec.max_position)
-            images = _image_vectors(checkpoint, weights)
-        weights.finish()
-        if narrow_head:
-            log.info("head in int8: %s", weights.narrow_head or "quantised in the checkpoint")
-        return _compose(config, model, weights, base, images)
+        loaded = _load(config, source, member)
+        return _compose(config, loaded, member, base)
 
 
-def _image_vectors(checkpoint: Checkpoint, weights: Weights) -> ImageVectors | None:
-    """None where the model reads text alone."""
+def _image_vectors(checkpoint: Checkpoint, weights: Weights, member: Member) -> ImageVectors | None:
+    """None where the model reads text alone, and on members that the lead shows what it saw."""
     seeing = Seeing.of(checkpoint.path)
     if seeing is None:
+        return None
+    if not member.leads:
+        weights.pass_over(SIGHT)
         return None
     tower = Tower(weights, checkpoint.whole_config, seeing)
     return ImageVectors(tower, seeing, weights.place.device)
 
 
-def _compose(
-    config: EngineConfig,
-    model: Decoder,
-    weights: Weights,
-    fingerprinted: Future[BaseSpec],
-    images: ImageVectors | None,
-) -> Built[LaidOut]:
-    spec, place = model.spec, weights.place
+def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
+    model, images = loaded.model, loaded.images
+    spec, place = model.spec, loaded.weights.place
     tiles = SEGMENT_TILES if place.device.type == "cuda" else ()
     builder = BatchBuilder(config.page_tokens, place.device, tiles=tiles)
 
@@ -116,12 +223,12 @@ def _compose(
 
     size = PoolSize(config, spec, place.dtype)
     proposer, watcher = make_proposer(config, model)
-    pages = _pages(config, size, model, memory_of, builder, images)
+    pages = member.least(_pages(config, size, model, memory_of, builder, images))
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,
         max_tokens=config.max_num_batched_tokens, max_draws=config.draw_rows, images=images,
-        watcher=watcher,
+        watcher=watcher, lead=member.lead,
     )  # fmt: skip
     compiled = CompileCount()
     if place.device.type == "cuda":
@@ -129,9 +236,29 @@ def _compose(
         if not config.enforce_eager:
             runner.capture(pages_of_tokens(size.max_model_len(pages), config.page_tokens))
         compiled.begin()
-    base, grammars = fingerprinted.result(), _grammars(config, spec, place.device)
-    adapters = AdapterMemory(spec, memory, table, BaseVectors(model.linears(), place.device))
+    vectors = BaseVectors(model.linears(), place.device, member.group)
+    return _Part(
+        pages=pages,
+        size=size,
+        memory=memory,
+        runner=runner,
+        adapters=AdapterMemory(spec, memory, table, vectors, shard=member.shard),
+        swap=_swap(config, memory),
+        proposer=proposer,
+        compiled=compiled,
+    )
 
+
+def _compose(
+    config: EngineConfig, loaded: _Loaded, member: Member, fingerprinted: Future[BaseSpec]
+) -> Built[LaidOut]:
+    spec, weights, images = loaded.model.spec, loaded.weights, loaded.images
+    place, part, lead = weights.place, _part(config, loaded, member), member.lead
+    base, grammars = fingerprinted.result(), _grammars(config, spec, place.device)
+    adapters = part.adapters if lead is None else TeamAdapters(part.adapters, lead)
+    swap: PageSwap | None = part.swap
+    if lead is not None and part.swap is not None:
+        swap = TeamPages(part.swap, lead)
     store = _store(config)
 
     def load(manifest: AdapterManifest) -> LaidOut:
@@ -141,7 +268,7 @@ def _compose(
             raise AdapterInvalid([str(error)]) from error
 
     return Built(
-        runner=runner,
+        runner=part.runner,
         memory=adapters,
         base=BaseInfo(
             fingerprint=base.fingerprint,
@@ -153,19 +280,32 @@ def _compose(
             image_tokens=images.seeing.tokens if images else 0,
             image_side=images.seeing.preparation.side if images else 0,
         ),
-        num_pages=pages,
-        max_model_len=size.max_model_len(pages),
+        num_pages=part.pages,
+        max_model_len=part.size.max_model_len(part.pages),
         eos=frozenset(spec.eos_tokens),
         adapters=_host_cache(config, store, load),
-        proposer=proposer,
+        proposer=part.proposer,
         grammars=grammars,
-        swap=_swap(config, memory),
-        transfer=_transfer(config, memory),
+        swap=swap,
+        close=_closing(part, member),
+        transfer=_transfer(config, part.memory),
         max_step_s=STEP_S if place.device.type == "cuda" else None,
         ahead=place.device.type == "cuda",
-        compiled=compiled,
-        reference=_references(config, store, base, adapters),
+        compiled=part.compiled,
+        reference=_references(config, store, base, part.adapters.size),
     )
+
+
+def _closing(part: _Part, member: Member) -> Callable[[], None]:
+    lead, group = member.lead, member.group
+    if lead is None or group is None:
+        return lambda: None
+
+    def close() -> None:
+        lead.close()
+        group.leave()
+
+    return close
 
 
 def _pages(
@@ -276,15 +416,12 @@ def _store(config: EngineConfig) -> Store | None:
 
 
 def _references(
-    config: EngineConfig, store: Store | None, base: BaseSpec, adapters: AdapterMemory
+    config: EngineConfig,
+    store: Store | None,
+    base: BaseSpec,
+    size: Callable[[PackedAdapter], int],
 ) -> References | None:
-    if store is None:
-        return None
-
-    def pages_for(packed: PackedAdapter) -> int:
-        return adapters.pages_for(adapters.lay_out(packed))
-
-    return References(config.model, store, base, pages_for)
+    return None if store is None else References(config.model, store, base, size)
 
 
 def _grammars(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Grammars | None:

@@ -69,6 +69,7 @@ class EngineConfig:
     threads: int | None = None  # compute threads on CPU; None: the library's choice
     deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1  # members that compute the model together, a device each
 
     speculation: SpeculationSettings | None = None  # None: a token a pass
 
@@ -103,6 +104,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._at_least("page_tokens", self.page_tokens, 1)
+        self._check_team()
         self._at_least("max_num_seqs", self.max_num_seqs, 1)
         self._at_least("max_num_batched_tokens", self.max_num_batched_tokens, 2)
         self._at_least("max_waiting", self.max_waiting, 1)
@@ -148,6 +150,27 @@ class EngineConfig:
         for name in ("grant_timeout_s", "drain_timeout_s"):
             if (seconds := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}={seconds} must not be negative")
+
+    def _check_team(self) -> None:
+        size = self.tensor_parallel_size
+        self._at_least("tensor_parallel_size", size, 1)
+        if size == 1:
+            return
+        if self.deterministic and size > 2:
+            raise ConfigError(
+                f"tensor_parallel_size={size} with deterministic: a sum over more than 2 devices "
+                "depends on how many rows share a pass"
+            )
+        if self.hands:
+            raise ConfigError(
+                f"tensor_parallel_size={size} with role or handoff_listen: pages of several "
+                "devices are not handed to another engine"
+            )
+        if self.speculation is not None and self.speculation.method.has_model:
+            raise ConfigError(
+                f"tensor_parallel_size={size}: drafts come from ngram, not yet from "
+                f"{self.speculation.method}"
+            )
 
     def _check_door(self) -> None:
         given = [n for n in ("certfile", "keyfile", "ca_certs") if getattr(self, f"ssl_{n}")]

@@ -33,6 +33,10 @@ class DeviceLost(EngineError):
     """The accelerator no longer works in this process: every pass would fail. Ends the engine."""
 
 
+class MemberLost(DeviceLost):
+    """A process of the team that computes a model together has ended or does not answer."""
+
+
 class RunnerFault(EngineError):
     """The runner answered a plan with something that does not match it."""
 

@@ -14,6 +14,8 @@ with adapters are then captured again at their next use.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.adapter_table import AdapterTable
@@ -46,6 +48,7 @@ from kernels.segments import Segments
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
+Tell = Callable[[int, bool, npt.NDArray[np.int32]], None]  # rows of the bucket, adapted, table
 Forward = Callable[[StepInputs, torch.Tensor], torch.Tensor]  # (inputs, out) to logits, in out
 
 
@@ -78,7 +81,10 @@ class DecodeGraphs:
         max_pages: int,
         page_tokens: int,
         vocabulary: int,
+        tell: Tell | None = None,
     ) -> None:
+        """``tell`` is told of every pass before it is launched."""
+        self._tell = tell
         self._forward, self._adapters, self._last = forward, adapters, last
         self._device = last.tokens.device
         self._buckets = [b for b in BUCKETS if b < max_seqs] + [max_seqs]
@@ -120,19 +126,27 @@ class DecodeGraphs:
         count = len(chunks)
         rows = next(b for b in self._buckets if b >= count)
         adapted = any(chunk.adapter != NO_ADAPTER for chunk in chunks)
+        width = self._table.fill(chunks, [self._last.row(c) for c in chunks], rows)
+        table = self._table.packed[:rows, :width]
+        if self._tell is not None:
+            self._tell(rows, adapted, table)
+        found = self.replay(rows, adapted, table)
+        self._last.keep(chunks, None)
+        return Replayed(found.logits[:count], found.tokens[:count], found.finite[:count])
+
+    def replay(self, rows: int, adapted: bool, table: npt.NDArray[np.int32]) -> Replayed:
+        """Launch a pass of a bucket of ``rows``, whose table is filled; the outcome of all rows."""
         found = self._graphs[rows, adapted]
         if adapted and found.sites is not self._adapters.sites:
             found = self._graphs[rows, adapted] = self._capture(rows, adapted)
-        self._send(rows, self._table.fill(chunks, [self._last.row(c) for c in chunks], rows))
+        self._send(table)
         found.graph.replay()
-        self._last.keep(chunks, None)
-        all_rows = found.outcome
-        return Replayed(all_rows.logits[:count], all_rows.tokens[:count], all_rows.finite[:count])
+        return found.outcome
 
-    def _send(self, rows: int, width: int) -> None:
+    def _send(self, table: npt.NDArray[np.int32]) -> None:
         def fill(stage: torch.Tensor) -> int:
-            stage.numpy()[:rows, :width] = self._table.packed[:rows, :width]
-            return rows
+            stage.numpy()[: len(table), : table.shape[1]] = table
+            return len(table)
 
         self._stages.send(fill, self._packed)
 

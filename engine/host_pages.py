@@ -28,14 +28,20 @@ class HostPages:
         self._host = _pinned(shape, pool) if pool.is_cuda else _plain(shape, pool)
         self.page_s = self._measured() if self.slots else math.inf
 
-    def out(self, pages: Sequence[int], slots: Sequence[int], *, written: bool = True) -> None:
-        """Not ``written``: no pass under way writes these pages."""
-        with self._memory.beside(pages, written=written):
+    def touched(self, pages: Sequence[int]) -> bool:
+        """Passes that may be under way use some of them."""
+        return self._memory.touched(pages)
+
+    def out(self, pages: Sequence[int], slots: Sequence[int], *, after: bool | None = None) -> None:
+        """``after``: whether passes under way touch the pages, if that is known."""
+        with self._memory.beside(pages, after):
             for page, slot in zip(pages, slots, strict=True):
                 self._host[slot].copy_(self._memory.pool[page], non_blocking=True)
 
-    def back(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        with self._memory.beside(pages):
+    def back(
+        self, slots: Sequence[int], pages: Sequence[int], *, after: bool | None = None
+    ) -> None:
+        with self._memory.beside(pages, after):
             for slot, page in zip(slots, pages, strict=True):
                 self._memory.pool[page].copy_(self._host[slot], non_blocking=True)
 

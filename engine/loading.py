@@ -13,6 +13,7 @@ well, for passes of few rows. A CPU's head computes in float32, as bf16 logits a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 
@@ -22,13 +23,16 @@ from engine.layers.eight import W8, fits, fuse_bytes, pack_bytes
 from engine.layers.embedding import Embedding, Head
 from engine.layers.half import Half
 from engine.layers.int4 import FewOrMany, Int4
-from engine.layers.linear import W4, Dense, Linear, Prepacked, Wide, fuse, pack
+from engine.layers.linear import W4, Dense, Linear, Prepacked, Reading, Wide, fuse, pack
 from engine.layers.narrow_head import NarrowHead
 from engine.layers.tiling import Tiled, Tiling, find_tiling
 from engine.models.spec import ModelSpec
+from engine.page_size import linear_size
 from engine.quant.configs import read_scheme
 from engine.quant.formats import Quantised
 from engine.quant.packings import Narrow, Packing, method_of, packing_of
+from engine.team.cutting import Regrouped, Weight, by_given_inputs, by_inputs, by_outputs
+from engine.team.shard import CUT_BY_INPUTS, Shard
 from kernels.w8_weight import dequantize_w8
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -37,6 +41,7 @@ SCALES = (".input_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")  # of
 IGNORED = (*TABLES, *SCALES)
 CLAIMS = ("quantization_config", "compression_config")  # keys of config.json
 CLAIM_FILES = ("quantize_config.json", "quant_config.json")
+GROUPS = ("g_idx", "weight_g_idx")  # of a packed module's inputs
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
@@ -48,6 +53,7 @@ class Placement:
     dtype: torch.dtype
     deterministic: bool = False
     narrow_head: bool = False  # of int8, unless the checkpoint has quantised it
+    shard: Shard | None = None  # of a member of a team; None: the whole model is here
 
 
 class Weights:
@@ -70,13 +76,50 @@ class Weights:
         self._int4 = self._prepack and place.dtype == torch.bfloat16 and Int4.usable()
 
     def linear(self, prefix: str, inputs: int, outputs: Mapping[str, int], *, bias: bool) -> Linear:
-        """One Linear over the modules ``prefix.name`` side by side, each with its outputs."""
+        """One Linear over the modules ``prefix.name`` side by side, each with its outputs.
+
+        Sizes are the member's, where there is a team.
+        """
+        if self.place.shard is not None:
+            return self._part(self.place.shard, prefix, outputs, bias)
         names = [f"{prefix}.{name}" if prefix else name for name in outputs]
         sizes = [(inputs, n) for n in outputs.values()]
         weights = [self._weight(name, size) for name, size in zip(names, sizes, strict=True)]
         biases = [self._bias(name, size[1], bias) for name, size in zip(names, sizes, strict=True)]
         whole = torch.cat([b for b in biases if b is not None]) if bias else None
         return self._build(weights, (inputs, sum(outputs.values())), whole, self.place.dtype)
+
+    def _part(self, shard: Shard, prefix: str, outputs: Mapping[str, int], bias: bool) -> Linear:
+        """A member's part of the modules of a layer."""
+        layer, dtype = int(prefix.split(".")[2]), self.place.dtype
+        sizes = {name: linear_size(shard.whole, name) for name in outputs}
+        if "gate_proj" in outputs:
+            shard.order(layer, self._groups(f"{prefix}.down_proj"))
+        weights = {name: self._weight(f"{prefix}.{name}", size) for name, size in sizes.items()}
+        biases = {name: self._bias(f"{prefix}.{name}", n, bias) for name, (_, n) in sizes.items()}
+        if outputs.keys().isdisjoint(CUT_BY_INPUTS):
+            taken = {name: shard.outputs(layer, name) for name in outputs}
+            columns = [by_outputs(weights[name], taken[name]) for name in outputs]
+            own = [vector[taken[name]] for name, vector in biases.items() if vector is not None]
+            size = shard.whole.hidden_size, sum(outputs.values())
+            return self._build(columns, size, torch.cat(own) if bias else None, dtype)
+        (name,) = outputs
+        inputs, count = sizes[name]
+        count = inputs // shard.size
+        cut = by_inputs if name == "down_proj" else by_given_inputs
+        part = cut(f"{prefix}.{name}", weights[name], shard.member * count, count)
+        added = biases[name] if shard.leads else None
+        if not isinstance(part, Regrouped):
+            return self._build([part], (count, outputs[name]), added, dtype)
+        size = len(part.reads), outputs[name]
+        inner = self._build([part.weight], size, added, dtype)
+        return Reading(inner, part.reads.to(self.place.device), count)
+
+    def _groups(self, module: str) -> torch.Tensor | None:
+        """Of each input of a packed module, where the checkpoint says it."""
+        names = (f"{module}.{part}" for part in GROUPS)
+        found = next((name for name in names if name in self._checkpoint.tensors), None)
+        return None if found is None else self._checkpoint.tensor(found)
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """float32 in every model: norms compute in it and lose nothing. Size H if not given."""
@@ -95,18 +138,35 @@ class Weights:
 
     def embedding(self) -> Embedding:
         table = self._dense(f"{EMBEDDING}.weight", (self.spec.vocab_size, self.spec.hidden_size))
-        return Embedding(table.to(self.place.device, self.place.dtype))
+        shard = self.place.shard
+        first = 0 if shard is None else shard.member * shard.tokens
+        table = self._tokens(table).to(self.place.device, self.place.dtype)
+        return Embedding(table, first=first, vocabulary=self.spec.vocab_size)
 
     def head(self, embedding: Embedding) -> Head:
+        shard = self.place.shard
+        return Head(self._head(embedding), vocabulary=self.spec.vocab_size if shard else None)
+
+    def _head(self, embedding: Embedding) -> Linear:
         size = (self.spec.hidden_size, self.spec.vocab_size)
         if self.spec.tied_head:
-            return Head(self._tied_head(embedding))
+            return self._tied_head(embedding)
         weight, bias = self._weight(HEAD, size), self._bias(HEAD, size[1], False)
+        weight, size = self._tokens(weight), (size[0], len(embedding.table))
         if self.place.narrow_head and isinstance(weight, torch.Tensor):
-            return Head(self._narrow_head(weight, bias))
+            return self._narrow_head(weight, bias)
         if self.place.device.type == "cpu" or not isinstance(weight, torch.Tensor):
-            return Head(self._head_of(weight, size, bias))
-        return Head(self._tile(Wide(weight.to(self.place.device, self.place.dtype))))
+            return self._head_of(weight, size, bias)
+        return self._tile(Wide(weight.to(self.place.device, self.place.dtype)))
+
+    @overload
+    def _tokens(self, weight: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def _tokens(self, weight: Weight) -> Weight: ...
+    def _tokens(self, weight: Weight) -> Weight:
+        """The rows of a member's tokens."""
+        shard = self.place.shard
+        return weight if shard is None else by_outputs(weight, shard.vocabulary)
 
     def finish(self) -> None:
         """Call when the model has all its layers. Raises when a tensor was left over."""
@@ -238,6 +298,8 @@ class Weights:
                 f"{HEAD}: found a weight unlike {EMBEDDING}; expected equal ones, as "
                 "tie_word_embeddings says"
             )
+        stored = self._tokens(stored)
+        size = (len(stored), size[1])
         if self.place.narrow_head:
             return self._narrow_head(stored, None)
         if self.place.device.type != "cpu":

@@ -100,14 +100,14 @@ class PageMemory:
         return any(launched.touches(wanted) for launched in self._recent)
 
     @contextmanager
-    def beside(self, pages: Sequence[int], *, written: bool = True) -> Iterator[None]:
+    def beside(self, pages: Sequence[int], after: bool | None = None) -> Iterator[None]:
         """What is copied within, from or to these pages, comes after the passes under way that
-        touch them, and before those launched later. Not ``written``: no pass under way writes
-        them, nor does the copy, so it need not wait for those that read them."""
+        touch them, and before those launched later. ``after``: whether it has to wait for any, if
+        that is known; not where neither they nor the copy writes these pages."""
         if self.side is None:
             yield
             return
-        if written and self.touched(pages):
+        if self.touched(pages) if after is None else after:
             self.side.wait_stream(torch.cuda.current_stream(self.pool.device))
         with torch.cuda.stream(self.side):
             yield

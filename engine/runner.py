@@ -1,14 +1,19 @@
 """Runs plans: StepPlan -> tensors -> forward pass -> draws -> StepResult."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.adapter_table import AdapterTable
 from engine.batch import BatchBuilder, HeadLayout, HostBatch, StepInputs
+from engine.decode_table import ADAPTER
+from engine.errors import MemberLost
 from engine.graphs import DecodeGraphs
 from engine.images import ImageVectors
 from engine.last_draws import LastDraws
@@ -26,8 +31,16 @@ from engine.speculation.features import Features
 from engine.speculation.watcher import Watcher
 from engine.staging import send
 from engine.step import Chunk, Drawn, Masks, Pending, StepPlan, StepResult, verified
+from engine.team.lead import Lead
+from engine.team.orders import Compute, Copies, Decode, Packed, packed, unpacked
 
 PROMPT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
+
+
+class Reached(Protocol):
+    """A point of the device's work."""
+
+    def synchronize(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,7 @@ class PassPending:
     drawing: Drawing | None
     prompts: Sequence[Sequence[tuple[TopLogprobs, int]]]  # per prompt: tiles and their rows
     pooled: torch.Tensor | None  # [P, H] float64, of the chunks that pool
-    reached: torch.cuda.Event | None  # when all of this is on the host; None: it is
+    reached: Reached | None  # when all of this is on the host; None: it is
 
     def draw(self, masks: Masks) -> None:
         """It drew when it was launched."""
@@ -101,10 +114,12 @@ class ModelRunner:
         max_draws: int | None = None,
         images: ImageVectors | None = None,
         watcher: Watcher | None = None,
+        lead: Lead | None = None,
     ) -> None:
         """``max_tokens``: of a pass, for graphs. ``max_draws``: likewise; None: one for each
-        sequence. ``images``: None where the model reads text alone."""
-        self._images = images
+        sequence. ``images``: None where the model reads text alone. ``lead``: of a team whose
+        other members compute their part of every pass."""
+        self._images, self._lead = images, lead
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         device = memory.pool.device
         stackable = device.type == "cpu" and not model.deterministic
@@ -139,6 +154,7 @@ class ModelRunner:
             max_pages=round_up(max_pages, 16),  # as the builder widens its page tables
             page_tokens=self._memory.page_tokens,
             vocabulary=self._model.spec.vocab_size,
+            tell=None if self._lead is None else self._tell_decode,
         )
         if self._model.deterministic:
             return decode, None
@@ -158,6 +174,8 @@ class ModelRunner:
             return Nothing()
         self._memory.launch(plan)
         self._memory.await_copies()
+        if plan.copies and self._lead is not None:
+            self._lead.tell(Copies(tuple(plan.copies)))
         self._memory.copy(plan.copies)
         if self._table.arriving:
             self._table.await_rows(chunk.adapter for chunk in plan.chunks)
@@ -224,11 +242,12 @@ class ModelRunner:
         draws = [draw for chunk in drawing_chunks for draw in chunk.draws]
         owning = [chunk for chunk in drawing_chunks for _ in chunk.draws]
         last = self._unread(owning) if any(map(is_adjusted, draws)) else None
-        hidden = self._passed(plan, host, outer)
-        self._show(plan)
-        owners = [chunk.adapter for chunk in owning]
-        logits = self._head(hidden[: len(draws)], outer, owners)
-        prompts = self._prompts(plan, host.heads, hidden, outer)
+        with self._together(plan, host, outer, draws=len(draws)):
+            hidden = self._passed(plan, host, outer)
+            self._show(plan)
+            owners = [chunk.adapter for chunk in owning]
+            logits = self._head(hidden[: len(draws)], outer, owners)
+            prompts = self._prompts(plan, host.heads, hidden, outer)
         pooled = _pooled(host.heads, hidden)
 
         def drawn(masks: TokenMasks | None) -> PassPending:
@@ -238,14 +257,40 @@ class ModelRunner:
 
         return _draw_when_masked(drawing_chunks, drawn)
 
+    @contextmanager
+    def _together(
+        self, plan: StepPlan, host: HostBatch, outer: OuterPass | None, *, draws: int
+    ) -> Iterator[None]:
+        """What is launched within, the other members of the team launch as well.
+
+        Raises MemberLost for whatever goes wrong here: they would wait for this member.
+        """
+        if self._lead is None:
+            yield
+            return
+        order = Compute(
+            arrays=packed(host.arrays),
+            runs=host.runs,
+            longest=host.longest,
+            plain=_is_plain(plan, outer),
+            heads=tuple(_head_tiles(host.heads, draws)),
+        )
+        self._lead.tell(order)
+        try:
+            yield
+        except MemberLost:
+            raise
+        except Exception as error:
+            raise self._lead.lost(error) from error
+
     def _passed(self, plan: StepPlan, host: HostBatch, outer: OuterPass | None) -> torch.Tensor:
         """The hidden state of the rows of the head."""
-        plain = outer is None and not any(chunk.images for chunk in plan.chunks)
+        plain = _is_plain(plan, outer)
         if plain and self._mixed is not None:
             hidden = self._mixed.run(host)
             if hidden is not None:
                 return hidden
-        inputs = self._builder.inputs(host, self._last)
+        inputs = replace(self._builder.inputs(host, self._last), changed=not plain)
         if self._images is not None:
             inputs = replace(inputs, images=self._images.rows(plan.chunks))
         lora = self._lora(inputs, outer)
@@ -256,18 +301,49 @@ class ModelRunner:
         if self._features is not None:
             self._features.show(plan.chunks, copies=plan.copies, width=width)
 
+    @torch.inference_mode()
+    def follow(self, order: Compute) -> None:
+        """A pass that the lead has launched, on this member. What comes of it is the lead's."""
+        host = HostBatch(unpacked(order.arrays), order.runs, HeadLayout.one_each(0), order.longest)
+        self._await({adapter for _, _, adapter in order.runs})
+        hidden = None
+        if order.plain and self._mixed is not None:
+            hidden = self._mixed.run(host)
+        if hidden is None:
+            inputs = replace(self._builder.inputs(host, None), changed=not order.plain)
+            hidden = self._model(inputs, self._memory.layers, self._lora(inputs))
+        for first, end in order.heads:
+            self._model.head(hidden[first:end])
+
+    @torch.inference_mode()
+    def follow_decode(self, order: Decode) -> None:
+        assert self._graphs is not None, "the lead has captured what this member has not"
+        table = order.table.array().astype(np.int32, copy=False)
+        self._await(set(table[:, ADAPTER].tolist()))
+        self._graphs.replay(order.rows, order.adapted, table)
+
+    def _await(self, adapters: set[int]) -> None:
+        """A follower's pass comes after the copies it needs."""
+        self._memory.await_copies()
+        if self._table.arriving:
+            self._table.await_rows(adapters)
+
+    def _tell_decode(self, rows: int, adapted: bool, table: npt.NDArray[np.int32]) -> None:
+        assert self._lead is not None
+        self._lead.tell(Decode(rows, adapted, Packed.of(table)))
+
     def _unread(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """[B] the last token of each, where it was drawn and not read; elsewhere any."""
         rows = np.asarray([max(self._last.row(chunk), 0) for chunk in chunks])
         device = self._memory.pool.device
         return self._last.tokens[send({"rows": rows}, device)["rows"]]
 
-    def _mark(self) -> torch.cuda.Event | None:
+    def _mark(self) -> Reached | None:
         if self._memory.pool.device.type == "cpu":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return event
+        return event if self._lead is None else self._lead.watched(event)
 
     def _logits(self, inputs: StepInputs, out: torch.Tensor) -> torch.Tensor:
         return self._model.head(self._hidden(inputs), out)
@@ -304,13 +380,30 @@ class ModelRunner:
             tokens = send({"tokens": told}, hidden.device)["tokens"]
             wanted = plan.chunks[chunk].prompt_logprobs or 0
             tiles = []
-            for at in range(0, count, PROMPT_ROWS):
-                end = min(at + PROMPT_ROWS, count)
+            for at, end in _tiles(count):
                 owners = [plan.chunks[chunk].adapter] * (end - at)
                 logits = self._head(hidden[first + at : first + end], outer, owners)
                 tiles.append((TopLogprobs.of(logits, tokens[at:end], wanted), end - at))
             found.append(tiles)
         return found
+
+
+def _is_plain(plan: StepPlan, outer: OuterPass | None) -> bool:
+    """No embedding and no logit is changed."""
+    return outer is None and not any(chunk.images for chunk in plan.chunks)
+
+
+def _tiles(rows: int) -> Iterator[tuple[int, int]]:
+    """(first, end) of rows whose logits are computed at a time."""
+    return pairwise([*range(0, rows, PROMPT_ROWS), rows])
+
+
+def _head_tiles(heads: HeadLayout, draws: int) -> Iterator[tuple[int, int]]:
+    """(first, end) among the rows of the head, in the order in which their logits are computed."""
+    if draws:
+        yield 0, draws
+    for _, first, count in heads.prompts:
+        yield from ((first + at, first + end) for at, end in _tiles(count))
 
 
 def _pooled(heads: HeadLayout, hidden: torch.Tensor) -> torch.Tensor | None:

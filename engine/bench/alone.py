@@ -24,6 +24,7 @@ from engine.counts import CountRecord
 from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit, TokenLogprobs
+from engine.team.adapters import TeamAdapters
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GREEDY = Sampling(temperature=0.0)
@@ -120,7 +121,7 @@ class LoneEngine:
         dtype = getattr(torch, built.base.dtype)
         self._made = MadeAdapters(base, dtype, self.device)
         memory = built.memory
-        assert isinstance(memory, AdapterMemory)
+        assert isinstance(memory, AdapterMemory | TeamAdapters)
         self._host: MadeHost | PouredHost = (
             MadeHost(self._made, memory.lay_out)
             if pour is None

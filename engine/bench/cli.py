@@ -42,6 +42,8 @@ class Options:
     kv_cache_dtype: KvCacheDtype
     head_dtype: HeadDtype
     eager: bool
+    tensor_parallel_size: int
+    layers: int | None  # of the shape, the first so many; None: all
     cache: Path
     out: Path
     mixes: tuple[tuple[int, int], ...] | None  # (rows, adapters); None: the bench's own
@@ -94,6 +96,11 @@ def parse(argv: Sequence[str]) -> Options:
         "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=HeadDtype.AUTO
     )
     parser.add_argument("--enforce-eager", dest="eager", action="store_true")
+    parser.add_argument(
+        "--tensor-parallel-size", type=count, default=1, metavar="N",
+        help="GPUs that compute the model together",
+    )  # fmt: skip
+    parser.add_argument("--layers", type=count, metavar="N", help="of the shape, the first N alone")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--mixes", nargs="+", metavar="ROWSxADAPTERS", help="e.g. 1x0 64x64")

@@ -8,6 +8,7 @@ device, that its logits are those of the dequantised weights.
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -26,21 +27,24 @@ from engine.bench.mixed import MIXES as REQUESTS
 from engine.bench.mixed import mixed_rows
 from engine.bench.rows import Report, Row
 from engine.bench.setting import Setting, known_device
-from engine.bench.shapes import SHAPES
+from engine.bench.shapes import SHAPES, Shape
 from engine.bench.vocabulary import write_tokenizer
 from engine.config import EngineConfig, HeadDtype
+from engine.team.ending import end_process
 
 
 def measure(options: Options) -> int:
     """Returns the process's exit code: 1 when anything was refused."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    members = options.tensor_parallel_size
     setting = Setting(
-        SHAPES[options.shape],
+        _shape(options),
         options.format,
         options.rank,
-        known_device(name),
+        known_device(name) if members == 1 else None,
         options.kv_cache_dtype.narrow,
         options.head_dtype == HeadDtype.INT8,
+        members,
     )
     refused = 0
     whole = [bench for bench in options.benches if bench in ENGINE]
@@ -50,7 +54,16 @@ def measure(options: Options) -> int:
         _give_back()
     if whole:
         refused += _with_engine(options, setting, whole, name)
+    if members > 1:
+        end_process(int(refused > 0))
     return int(refused > 0)
+
+
+def _shape(options: Options) -> Shape:
+    shape = SHAPES[options.shape]
+    if options.layers is None:
+        return shape
+    return replace(shape, name=f"{shape.name}-{options.layers}l", num_hidden_layers=options.layers)
 
 
 def _give_back() -> None:
@@ -62,19 +75,21 @@ def _give_back() -> None:
 def _with_engine(options: Options, setting: Setting, benches: list[str], device: str) -> int:
     """How many of the benchmarks were refused."""
     try:
-        engine = _engine(options)
+        engine = _engine(options, setting.shape)
     except BenchmarkRefused as refusal:
         print(f"not reported: {refusal}", file=sys.stderr)
         return len(benches)
-    return sum(
-        _report(options, bench, device, lambda b=bench: _whole(options, setting, b, engine))  # type: ignore[misc]
-        for bench in benches
-    )
+    try:
+        return sum(
+            _report(options, bench, device, lambda b=bench: _whole(options, setting, b, engine))  # type: ignore[misc]
+            for bench in benches
+        )
+    finally:
+        engine.built.close()
 
 
-def _engine(options: Options) -> LoneEngine:
+def _engine(options: Options, shape: Shape) -> LoneEngine:
     """Shown to be right. Raises BenchmarkRefused."""
-    shape = SHAPES[options.shape]
     model = options.cache / f"{shape.name}-{options.format}"
     if not (model / "config.json").exists():
         print(f"writing {model}", file=sys.stderr)
@@ -86,6 +101,7 @@ def _engine(options: Options) -> LoneEngine:
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
         enable_prefix_caching=False,  # every prompt is computed, also one met before
         kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
+        tensor_parallel_size=options.tensor_parallel_size,
         max_step_s=60.0,  # prompts are not held back: all rows of a mix decode together
     )  # fmt: skip
     engine = LoneEngine(config)
@@ -119,9 +135,11 @@ def _report(options: Options, bench: str, device: str, rows: Callable[[], list[R
         print(f"{bench} not reported: {refusal}", file=sys.stderr)
         return 1
     print(report.table())
-    name = f"{bench}-{options.shape}-{options.format}"
+    name = f"{bench}-{_shape(options).name}-{options.format}"
     name += "" if bench in ("linear", "attention") else f"-r{options.rank}"
     name += "-kv-fp8" if options.kv_cache_dtype.narrow else ""
     name += "-head-int8" if options.head_dtype == HeadDtype.INT8 else ""
+    members = options.tensor_parallel_size
+    name += f"-tp{members}" if members > 1 else ""
     print(report.write(options.out, name, dict(versions())))
     return 0

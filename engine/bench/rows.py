@@ -35,6 +35,7 @@ class Row:
     peer_value: float | None = None
     floor: float | None = None
     head: str = ""  # type of the output layer; "": as stored
+    members: int = 1  # devices that compute together
     kv: str = ""  # type of keys and values in pages; "": as the model computes
 
     @property

@@ -20,6 +20,7 @@ class Setting:
     device: Device | None = H200  # None: one without known ceilings, so no floor and no peer
     narrow_kv: bool = False
     narrow_head: bool = False
+    members: int = 1  # devices like ``device`` that compute together; floors are of one
 
     @property
     def precision(self) -> Precision:
@@ -65,6 +66,7 @@ def row(setting: Setting, figure: Figure) -> Row:
         adapters=figure.adapters, context=figure.context, metric=figure.metric,
         value=figure.value, unit=figure.unit, op=figure.op, floor=figure.floor,
         peer=peer.name if peer else "", peer_value=peer.value if peer else None,
+        members=setting.members,
         kv="fp8" if setting.narrow_kv else "", head="int8" if setting.narrow_head else "",
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ class TransferPages:
         self._open: dict[bytes, torch.Tensor | None] = {}  # None: cannot be read from here
 
     def out(self, page: int, slot: int) -> Ended:
-        self._host.out([page], [slot], written=False)
+        self._host.out([page], [slot], after=False)
         return self._memory.copied()
 
     def back(self, slot: int, page: int) -> Ended:

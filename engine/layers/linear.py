@@ -9,6 +9,7 @@ up) are one Linear over their concatenated outputs.
                cores with AVX512-BF16: 40 % off the bf16 layers of a decode step, with the same
                bits as F.linear; half off a float32 head at 8 rows
     W8         of 8 bits on CUDA, see ``eight``
+    Reading    over inputs in an order of its own, which it gathers
     W4         4-bit on CUDA, by kernels.matmul_w4a16; several parts where fused modules were
                quantised apart (different groups or row orders)
 """
@@ -44,6 +45,8 @@ def parts(linear: Linear, x: torch.Tensor, *, chain: bool = True) -> torch.Tenso
 
     ``chain``: see ``kernels.launch.chained``.
     """
+    if isinstance(linear, Reading):
+        return parts(linear.inner, linear.gathered(x), chain=False)
     if isinstance(linear, W4 | W8):
         return linear.parts(x, chain=chain)
     return linear(x).unsqueeze(0)
@@ -127,6 +130,20 @@ class W4:
         self, x: torch.Tensor, weight: W4Weight, bias: torch.Tensor | None
     ) -> torch.Tensor:
         return matmul_w4a16(x, weight, bias=bias, deterministic=self._deterministic)
+
+
+class Reading:
+    """A Linear whose K' inputs are the inputs ``reads`` [K'] of K; some perhaps more than once."""
+
+    def __init__(self, inner: Linear, reads: torch.Tensor, inputs: int) -> None:
+        self.inner, self._reads = inner, reads
+        self.size, self.dtype = (inputs, inner.size[1]), inner.dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.gathered(x))
+
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        return x.index_select(1, self._reads)
 
 
 def fuse(weights: Sequence[Quantised]) -> list[Quantised]:

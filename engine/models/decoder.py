@@ -21,6 +21,7 @@ from engine.models.spec import ModelSpec
 from engine.page_memory import LayerPages
 from engine.placement import SITES
 from engine.speculation.features import Features
+from engine.team.group import Group
 from kernels.places import NewTokens, Places, SeenKeys
 from kernels.qkv_heads import HeadNorms
 from kernels.rms_norm import rms_norm
@@ -30,7 +31,9 @@ from kernels.silu_mul import silu_mul
 class Layer:
     """One decoder layer: attention, then the gated MLP, each added to the residual stream."""
 
-    def __init__(self, weights: Weights, number: int, cos_sin: torch.Tensor) -> None:
+    def __init__(
+        self, weights: Weights, number: int, cos_sin: torch.Tensor, group: Group | None = None
+    ) -> None:
         spec, prefix = weights.spec, f"model.layers.{number}"
         hidden, inner, kv = spec.hidden_size, spec.intermediate_size, spec.kv_size
         outputs = {
@@ -50,7 +53,7 @@ class Layer:
         self.gate_up, self.down = adapted("gate_up"), adapted("down")
         self.before_attention = weights.norm(f"{prefix}.input_layernorm")
         self.before_mlp = weights.norm(f"{prefix}.post_attention_layernorm")
-        self.eps = spec.rms_eps
+        self.eps, self._group = spec.rms_eps, group
         self.attention = Attention(
             spec=spec,
             cos_sin=cos_sin,
@@ -74,24 +77,34 @@ class Layer:
         """
         qkv = self.qkv(x, lora)
         x = self.attention(qkv.planes, pages, inputs, addend=qkv.addend)
-        o = self.o(x, lora)
+        o = self._total(self.o(x, lora), x.dtype)
         x = rms_norm(o.planes, self.before_mlp, self.eps, addend=o.addend, residual=residual)
         gate_up = self.gate_up(x, lora)
         x = silu_mul(gate_up.planes, addend=gate_up.addend, dtype=x.dtype)
-        return self.down(x, lora)
+        return self._total(self.down(x, lora), x.dtype)
+
+    def _total(self, addends: Addends, dtype: torch.dtype) -> Addends:
+        """Over the members of a team, each of which has read a part of the inputs."""
+        if self._group is None:
+            return addends
+        return Addends(self._group.total(addends.planes, addends.addend, dtype))
 
 
 class Decoder:
-    def __init__(self, weights: Weights, *, positions: int) -> None:
+    def __init__(self, weights: Weights, *, positions: int, group: Group | None = None) -> None:
+        """``group``: of the team, of whose model these are a member's weights."""
         spec = weights.spec
         table = rotary_table(spec.rope, spec.head_dim, positions).to(weights.place.device)
         self.spec: ModelSpec = spec
         self._cos_sin = table
         self.deterministic = weights.place.deterministic
         self.embedding = weights.embedding()
-        self.layers = [Layer(weights, number, table) for number in range(spec.num_layers)]
+        self.layers = [Layer(weights, number, table, group) for number in range(spec.num_layers)]
         self.norm = weights.norm("model.norm")
         self.head = weights.head(self.embedding)
+        self._group = group
+        if group is not None:
+            self.head.join(group)
 
     def shallow(self, layers: int) -> "Decoder":
         """Its first layers alone: the same kinds of work, less of it."""
@@ -110,11 +123,13 @@ class Decoder:
         eps = self.spec.rms_eps
         if self._cos_sin.device.type == "cpu":
             inputs = replace(inputs, places=self._places(inputs, pages[0].kv))
-        residual = self.embedding(inputs.tokens)
+        residual = self._embedded(inputs.tokens)
         if lora is not None and lora.outer is not None:
             lora.outer.embed(inputs.tokens, residual, lora.segments.runs)
         for image in inputs.images:
             residual[image.first : image.first + len(image.vectors)] = image.vectors
+        if inputs.changed and self._group is not None:
+            self._group.share(residual)
         x = rms_norm(residual, self.layers[0].before_attention, eps)
         following = [*(layer.before_attention for layer in self.layers[1:]), self.norm]
         for number, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
@@ -124,6 +139,12 @@ class Decoder:
             rows = inputs.head_rows if number + 1 == len(self.layers) else None
             x = rms_norm(last.planes, norm, eps, addend=last.addend, residual=residual, rows=rows)
         return x
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[T, H]. In a team the lead's tokens count: others do not know what was drawn."""
+        if self._group is None:
+            return self.embedding(tokens)
+        return self._group.add_up(self.embedding.addend(self._group.share(tokens)))
 
     def _places(self, inputs: StepInputs, kv: torch.Tensor) -> Places:
         decode, seen = inputs.decode, None

@@ -337,8 +337,9 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="a request's tokens never depend on who shares the batch",
     )
     group.add_argument(
-        "--tensor-parallel-size", "-tp", type=int, default=1, metavar="1", help="only 1 is possible"
-    )
+        "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N",
+        help="GPUs that compute the model together (default: 1)",
+    )  # fmt: skip
 
 
 PASSED_ON = ("kv_cache_dtype", "head_dtype", "speculative_config", "max_model_len",
@@ -451,10 +452,9 @@ def _model(arguments: argparse.Namespace) -> Path | None:
 
 
 def _refuse_contradictions(arguments: argparse.Namespace) -> None:
-    if arguments.tensor_parallel_size != 1:
+    if arguments.tensor_parallel_size < 1:
         raise FlagsInvalid(
-            f"--tensor-parallel-size {arguments.tensor_parallel_size} is not possible: "
-            "an engine uses one device"
+            f"--tensor-parallel-size {arguments.tensor_parallel_size} must be at least 1"
         )
     if arguments.open and arguments.host not in LOOPBACK:
         raise FlagsInvalid(
@@ -476,6 +476,8 @@ def _engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
         if (value := getattr(arguments, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     flags += [] if arguments.enable_prefix_caching else ["--no-enable-prefix-caching"]
+    size = arguments.tensor_parallel_size
+    flags += ["--tensor-parallel-size", str(size)] if size > 1 else []
     flags += ["--enforce-eager"] if arguments.enforce_eager else []
     flags += ["--deterministic"] if arguments.deterministic else []
     return tuple(flags)

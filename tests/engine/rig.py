@@ -22,6 +22,7 @@ from engine.protocol import Sampling
 from engine.runner import ModelRunner
 from engine.seeing import Seeing
 from engine.step import NO_ADAPTER, Chunk, Draw, Drawn, Masks, StepPlan
+from engine.team.member import Member
 from engine.warm_plans import open_masks
 
 GREEDY = Sampling(temperature=0.0)
@@ -38,11 +39,16 @@ class Rig:
         pages: int = 96,
         narrow: bool = False,
         narrow_head: bool = False,
+        member: Member | None = None,
     ) -> None:
+        """``member``: of a team, of whose model this has a part."""
+        member = member or Member()
         checkpoint, cpu = Checkpoint(path), torch.device("cpu")
-        self.spec = ModelSpec.read(checkpoint.config)
-        weights = Weights(checkpoint, self.spec, Placement(cpu, dtype, deterministic, narrow_head))
-        self.model = Decoder(weights, positions=self.spec.max_position)
+        whole = ModelSpec.read(checkpoint.config)
+        self.spec = whole if member.shard is None else member.shard.spec
+        place = Placement(cpu, dtype, deterministic, narrow_head, member.shard)
+        weights = Weights(checkpoint, self.spec, place)
+        self.model = Decoder(weights, positions=self.spec.max_position, group=member.group)
         self.seeing = Seeing.of(path)
         self.images = None
         if self.seeing is not None:
@@ -54,8 +60,10 @@ class Rig:
             self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu, narrow=narrow
         )
         self.table = AdapterTable(self.spec, cpu)
-        vectors = BaseVectors(self.model.linears(), cpu)
-        self.adapters = AdapterMemory(self.spec, self.memory, self.table, vectors)
+        vectors = BaseVectors(self.model.linears(), cpu, member.group)
+        self.adapters = AdapterMemory(
+            self.spec, self.memory, self.table, vectors, shard=member.shard
+        )
         self.builder = BatchBuilder(page_tokens, cpu)
         self.runner = ModelRunner(
             self.model, self.memory, self.table, self.builder, images=self.images
@@ -88,6 +96,7 @@ class Rig:
         asking = [with_prompt_rows(chunk) for chunk in chunks]
         plan = StepPlan(asking)
         inputs, outer = self.builder.build(plan), self.runner._outer(plan)
+        inputs = replace(inputs, changed=outer is not None)
         if self.images is not None:
             inputs = replace(inputs, images=self.images.rows(plan.chunks))
         hidden = self.model(inputs, self.memory.layers, self.runner._lora(inputs, outer))

@@ -40,6 +40,7 @@ def test_what_the_scheduler_may_be_told_is_handed_on():
         *("--max-step-ms", "30", "--max-tenant-share", "0.5", "--no-enable-prefix-caching"),
     )
     assert options("--demo", "--enable-prefix-caching").engine_flags == ()
+    assert options("--demo", "-tp", "2").engine_flags == ("--tensor-parallel-size", "2")
 
 
 def test_the_model_may_be_named_without_its_flag(tmp_path: Path):
@@ -61,7 +62,7 @@ def test_each_flag_that_is_not_needed_is_answered_with_a_sentence():
         ([], "nothing to serve"),
         (["--demo", "--model", "x"], "leave out --model"),
         (["x", "--model", "y"], "given twice"),
-        (["--demo", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not possible"),
+        (["--demo", "--tensor-parallel-size", "0"], "--tensor-parallel-size 0 must be at least 1"),
         (["--demo", "--open", "--host", "0.0.0.0"], "loopback"),
         (["--demo", "--port", "8001", "--metrics-port", "8001"], "both 8001"),
         (["--demo", "--gpu-memory-utilization", "1.5"], "not between 0 and 1"),

@@ -23,6 +23,7 @@ from engine.pages import Kind, Owner
 from engine.protocol import AdapterRef, Sampling, Submit, TokenLogprobs
 from engine.runner import ModelRunner
 from engine.step import Chunk, StepPlan
+from engine.team.ending import end_process
 
 MIXED_RANKS = (8, 16, 32, 64)
 LOADED = 128  # sequences
@@ -47,6 +48,7 @@ def lone_engine(options: argparse.Namespace) -> LoneEngine:
             max_num_seqs=LOADED, max_num_batched_tokens=2048, max_adapter_loads=64,
             deterministic=options.deterministic, enforce_eager=options.eager,
             kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
+            tensor_parallel_size=options.tensor_parallel_size,
         )
     )  # fmt: skip
 
@@ -146,8 +148,13 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--divergence", action="store_true")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     options = parser.parse_args(argv)
-    print(json.dumps(report(lone_engine(options), options)))  # noqa: T201
+    engine = lone_engine(options)
+    print(json.dumps(report(engine, options)))  # noqa: T201
+    engine.built.close()
+    if options.tensor_parallel_size > 1:
+        end_process(0)
 
 
 if __name__ == "__main__":
