@@ -1,5 +1,6 @@
 """Brings a database to a revision, in one transaction; several starting at once take turns."""
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,16 +38,25 @@ TABLES = (
 )
 METADATA = Base.metadata
 PARTITION = re.compile(r"usage_event_\d{8}")
+log = logging.getLogger(__name__)
 LOCK = 0x10_7A  # Postgres advisory lock: one migration at a time
 
 
 async def upgrade(database: Database, revision: str = "head") -> None:
-    """Raises DatabaseUnavailable when it cannot be reached. At head, tenants are isolated too."""
+    """Raises DatabaseUnavailable when it cannot be reached. At head, tenants are isolated too.
+
+    A database at a revision of a later release is left as it is: during a rolling upgrade a program
+    of the release before may start once more, and a release only adds to the schema.
+    """
 
     def act(config: Config) -> None:
+        connection = config.attributes["connection"]
+        if revision == "head" and not _at(connection) <= set(revisions()):
+            log.warning("the database is a later release's (%s)", ", ".join(_at(connection)))
+            return
         command.upgrade(config, revision)
         if revision == "head":
-            isolate(config.attributes["connection"], METADATA)
+            isolate(connection, METADATA)
 
     await _run(database, act)
 
@@ -65,6 +75,11 @@ async def differences(database: Database) -> list[object]:
 
     async with database.transaction() as connection:
         return await connection.run_sync(compare)
+
+
+def _at(connection: Connection) -> set[str]:
+    """Its revision; nothing of a database that is new."""
+    return set(MigrationContext.configure(connection).get_current_heads())
 
 
 def _is_ours(name: str | None, kind: str, _parents: object) -> bool:

@@ -1,14 +1,22 @@
 """Every revision goes up and down, and the last one is what the models say."""
 
 import asyncio
+import re
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, inspect
 
 from gateway.db import Database
+from gateway.identity.models import Project
+from gateway.identity.service import IdentityService
 from migrations import runner
 
 pytestmark = pytest.mark.slow
+FIRST_RELEASE = "request_log"  # the schema of 0.1.0
+ADDS = {"add_column", "create_table", "create_index", "create_check_constraint"}
+HARMLESS = {"execute", "batch_alter_table", "get_bind"}
 
 
 async def columns(database: Database) -> set[str]:
@@ -94,3 +102,34 @@ async def test_the_audit_log_only_grows(database, change):
     with pytest.raises(Exception, match=r"append-only|another change"):
         async with database.transaction() as connection:
             await connection.exec_driver_sql(change)
+
+
+async def test_a_program_of_the_release_before_serves_a_schema_that_was_added_to(database_url):
+    """As during a rolling upgrade: it starts, and reads and writes what it knows."""
+    database = Database(database_url)
+    await runner.upgrade(database)
+    async with database.transaction() as connection:  # what a later release might do
+        await connection.exec_driver_sql("ALTER TABLE project ADD COLUMN colour VARCHAR(8)")
+        await connection.exec_driver_sql("CREATE TABLE later (id VARCHAR(8) PRIMARY KEY)")
+        await connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'later'")
+    await runner.upgrade(database)
+    async with database.publish() as session:
+        made = await IdentityService(session, datetime.now(UTC)).create_project("acme")
+    async with database.reading() as session:
+        found = await session.get(Project, made.id)
+        assert found is not None
+        assert found.name == "acme"
+    await database.close()
+
+
+def test_revisions_since_the_first_release_only_add():
+    """So that programs of two releases may share a database. What is no longer used is taken away
+    by the release after the one that stopped using it, and named here."""
+    folder = Path(runner.__file__).parent / "versions"
+    taken_away: set[str] = set()
+    first = runner.revisions().index(FIRST_RELEASE) + 1
+    for revision in runner.revisions()[first:]:
+        (file,) = [f for f in folder.glob("*.py") if f'revision = "{revision}"' in f.read_text()]
+        up = file.read_text().partition("def upgrade")[2].partition("def downgrade")[0]
+        called = set(re.findall(r"\b(?:op|batch|table)\.(\w+)\(", up)) - HARMLESS
+        assert called <= ADDS or revision in taken_away, f"{revision}: {called - ADDS}"
