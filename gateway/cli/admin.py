@@ -1,4 +1,4 @@
-"""The operator's commands: ``loratorio tenant|key|adapter|user|credit|price|period|usage|apply…``.
+"""The operator's commands: ``loratorio tenant|key|adapter|user|credit|price|usage|apply|backup…``.
 
 They write the database directly; running gateways see every change within a second. Answers go to
 standard output as a table, or as JSON with ``--json``. What is wrong is said in one line on
@@ -74,6 +74,14 @@ def _families() -> Iterable[Family]:
         Family("top", "add", {"top": "watch engines, tenants and adapters live"}),
         Family("drain", "add", {"drain": "have an engine finish what it has, and end"}),
         Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
+        Family(
+            "backup",
+            "add",
+            {
+                "backup": "write all that must not be lost into a folder",
+                "restore": "make a server's state from a backup",
+            },
+        ),
         Family("prepare", "add_prepare", {"prepare": "migrate the database, note the base model"}),
     )
 

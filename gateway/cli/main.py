@@ -4,12 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from gateway.cli import admin
 from gateway.cli.console import Console
 from gateway.cli.flags import FlagsInvalid, add_serve, read_serve
+from gateway.cli.version import installed_version
 
 DESCRIPTION = "One 4-bit base model, very many LoRA adapters, many tenants, one batch."
 
@@ -75,13 +75,6 @@ def _serve(arguments: argparse.Namespace) -> int:
 def hand_on(arguments: Sequence[str]) -> NoReturn:
     """Become ``python -m engine``."""
     os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])  # noqa: S606
-
-
-def installed_version() -> str:
-    try:
-        return version("loratorio")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown (not installed)"
 
 
 if __name__ == "__main__":
