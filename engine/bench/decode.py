@@ -19,6 +19,9 @@ MIXES = (
 )  # fmt: skip
 
 
+PREFILLS = ((32, 0), (32, 1), (32, 32))
+
+
 def decode_rows(
     engine: LoneEngine, setting: Setting, mixes: Sequence[tuple[int, int]] = MIXES
 ) -> list[Row]:
@@ -42,15 +45,19 @@ def decode_rows(
     return found
 
 
-def prefill_rows(engine: LoneEngine, setting: Setting) -> list[Row]:
-    """32 prompts of 1024 tokens, one token out."""
+def prefill_rows(
+    engine: LoneEngine, setting: Setting, mixes: Sequence[tuple[int, int]] = PREFILLS
+) -> list[Row]:
+    """Prompts of 1024 tokens, one token out, for each (prompts, adapters)."""
     found = []
-    for adapters in (0, 1, 32):
+    for prompts, adapters in mixes:
+        work = Work(rows=prompts, context=1024, adapters=adapters, rank=setting.rank)
         warm(engine, adapters, setting.rank)
-        seconds = min(_prefill(engine, adapters, setting.rank, seed) for seed in range(3))
+        seconds = min(_prefill(engine, work, seed) for seed in range(3))
         figure = Figure(
-            bench="prefill", metric="input throughput", value=32 * 1024 / seconds, unit="tok/s",
-            batch=32, adapters=adapters, context=1024, floor=_prefill_floor(setting, adapters),
+            bench="prefill", metric="input throughput", value=prompts * 1024 / seconds,
+            unit="tok/s", batch=prompts, adapters=adapters, context=1024,
+            floor=_prefill_floor(setting, work),
         )  # fmt: skip
         found.append(row(setting, figure))
     return found
@@ -63,13 +70,15 @@ def _decode_floor(setting: Setting, work: Work) -> float | None:
     return decode_floor(setting.shape, work, setting.device, setting.precision) * 1e3
 
 
-def _prefill_floor(setting: Setting, adapters: int) -> float | None:
+def _prefill_floor(setting: Setting, work: Work) -> float | None:
     """Tokens per second."""
     if setting.device is None:
         return None
-    rank = setting.rank if adapters else 0
-    shape, device = setting.shape, setting.device
-    return 32 * 1024 / prefill_floor(shape, prompts=32, length=1024, rank=rank, device=device)
+    seconds = prefill_floor(
+        setting.shape, prompts=work.rows, length=work.context,
+        rank=work.rank if work.adapters else 0, device=setting.device,
+    )  # fmt: skip
+    return work.rows * work.context / seconds
 
 
 def steady_steps(
@@ -104,8 +113,9 @@ def warm(engine: LoneEngine, adapters: int, rank: int) -> None:
         pass
 
 
-def _prefill(engine: LoneEngine, adapters: int, rank: int, seed: int) -> float:
-    for i in range(32):
-        prompt = engine.random_prompt(1024, seed=seed * 100 + i)
-        engine.submit(f"p{i}", prompt, 1, adapter_ref(i % adapters, rank) if adapters else None)
+def _prefill(engine: LoneEngine, work: Work, seed: int) -> float:
+    for i in range(work.rows):
+        prompt = engine.random_prompt(work.context, seed=seed * 100 + i)
+        adapter = adapter_ref(i % work.adapters, work.rank) if work.adapters else None
+        engine.submit(f"p{i}", prompt, 1, adapter)
     return sum(engine.passes(Requests()))

@@ -17,7 +17,7 @@ from engine.bench.attention import attention_rows
 from engine.bench.checkpoints import CheckpointWriter
 from engine.bench.cli import ENGINE, Options
 from engine.bench.correct import check
-from engine.bench.decode import MIXES, decode_rows, prefill_rows
+from engine.bench.decode import MIXES, PREFILLS, decode_rows, prefill_rows
 from engine.bench.held import MIXES as HELD
 from engine.bench.held import held_rows
 from engine.bench.linear import linear_rows
@@ -113,7 +113,7 @@ def _whole(options: Options, setting: Setting, bench: str, engine: LoneEngine) -
     if bench == "decode":
         return decode_rows(engine, setting, options.mixes or MIXES)
     if bench == "prefill":
-        return prefill_rows(engine, setting)
+        return prefill_rows(engine, setting, options.mixes or PREFILLS)
     if bench == "held":
         return held_rows(engine, setting, options.mixes or HELD)
     return mixed_rows(engine, setting, options.mixes or REQUESTS)
