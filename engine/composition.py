@@ -221,9 +221,11 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
             narrow=config.kv_cache_dtype.narrow,
         )
 
-    size = PoolSize(config, spec, place.dtype)
-    proposer, watcher = make_proposer(config, model)
+    proposer, watcher = make_proposer(config, model, place)
+    size = PoolSize(config, spec, place.dtype, beside=watcher.page_bytes if watcher else 0)
     pages = member.least(_pages(config, size, model, memory_of, builder, images))
+    if watcher is not None:
+        watcher.allocate(pages)
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,

@@ -4,7 +4,8 @@ On CUDA: what ``gpu_memory_utilization`` of the device leaves after the weights,
 forward pass (full token budget, every row sampling, every row with an adapter) and the captured
 decode passes, which are tried to be measured (``rehearsal``). On CPU: room for 64 sequences of
 1024 tokens and for 256 MiB of adapters, at most half of the memory that is free; pages never
-touched cost nothing there. ``pool_bytes`` overrides both.
+touched cost nothing there. What a proposer keeps beside each page is part of it. ``pool_bytes``,
+of the pool alone, overrides both.
 The pool always holds one sequence of the longest length: otherwise OutOfMemory, or, when no
 length was configured, a shorter longest length.
 """
@@ -27,8 +28,11 @@ CPU_SHARE = 0.5  # of the memory that is free
 class PoolSize:
     """The sizes that follow from a model, a page size and a dtype."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> None:
-        self._config, self._spec = config, spec
+    def __init__(
+        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, *, beside: int = 0
+    ) -> None:
+        """``beside``: bytes that a proposer keeps for each page."""
+        self._config, self._spec, self._beside = config, spec, beside
         item, narrow = dtype.itemsize, config.kv_cache_dtype.narrow
         elements = page_elements(spec, config.page_tokens, item=item, narrow=narrow)
         self.page_bytes = elements * item
@@ -37,15 +41,16 @@ class PoolSize:
     def pages(self, device: torch.device, beside: int) -> int:
         """Pages of the pool. ``beside``: bytes to leave free for passes (CUDA only)."""
         budget = self._config.pool_bytes
+        each = self.page_bytes + (self._beside if budget is None else 0)
         if budget is None and device.type == "cuda":
             budget = _left_on_cuda(device, self._config.gpu_memory_utilization) - beside
         if budget is None:
             budget = self._modest()
-        pages = budget // self.page_bytes
+        pages = budget // each
         needed = self._pages(self.longest if self._config.max_model_len else 1)
         if pages < needed:
             raise OutOfMemory(
-                f"{budget >> 20} MiB hold {max(pages, 0)} pages of {self.page_bytes >> 10} KiB; "
+                f"{budget >> 20} MiB hold {max(pages, 0)} pages of {each >> 10} KiB; "
                 f"one sequence of {self.longest} tokens takes {needed}. Lower max_model_len, or "
                 "give the pool more memory (pool_bytes, gpu_memory_utilization)"
             )
@@ -58,7 +63,7 @@ class PoolSize:
     def _modest(self) -> int:
         sequences = min(self._config.max_num_seqs, CPU_SEQUENCES)
         tokens = max(sequences * min(self.longest, CPU_TOKENS), self.longest)
-        wanted = self._pages(tokens) * self.page_bytes + CPU_ADAPTER_BYTES
+        wanted = self._pages(tokens) * (self.page_bytes + self._beside) + CPU_ADAPTER_BYTES
         return min(wanted, int(CPU_SHARE * free_host_bytes()))
 
     def _pages(self, tokens: int) -> int:

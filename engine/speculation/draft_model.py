@@ -61,6 +61,8 @@ class DraftModelProposer:
     def watch(self, seen: Seen) -> None:
         assert self._memory is not None, "pages are allocated before the first pass"
         self._memory.copy(seen.copies)
+        for chunk in seen.chunks:  # what a new one has before is somebody's, found computed
+            self._computed.setdefault(chunk.sequence, chunk.start)
         prompts = [
             Stretch(chunk.sequence, chunk.tokens, chunk.start, chunk.pages)
             for chunk in seen.chunks

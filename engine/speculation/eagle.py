@@ -70,7 +70,8 @@ class EagleProposer:
         assert self._memory is not None, "pages are allocated before the first pass"
         assert seen.features is not None, "features are what it asked for"
         self._memory.copy(seen.copies)
-        fused = self._head.fuse(seen.features)
+        ends = (f + len(c.tokens) for f, c in zip(seen.first_rows, seen.chunks, strict=True))
+        fused = self._head.fuse(seen.features[: max(ends)])
         stretches: list[Stretch] = []
         rows: list[torch.Tensor] = []
         for chunk, first in zip(seen.chunks, seen.first_rows, strict=True):

@@ -131,8 +131,8 @@ def _layers(config: Config, layers: int) -> tuple[int, ...]:
     key = next((key for key in LAYER_KEYS if config.get(key)), LAYER_KEYS[0])
     found = config.get(key) or [2, layers // 2, layers - 3]
     whole = isinstance(found, list) and all(type(layer) is int for layer in found)
-    if not whole or not all(0 <= layer <= layers for layer in found):
+    if not whole or not all(0 <= layer < layers for layer in found):
         raise CheckpointInvalid(
-            f"config.json: {key}={found!r}; expected numbers from 0 to the target's {layers} layers"
+            f"config.json: {key}={found!r}; expected numbers below the target's {layers} layers"
         )
     return tuple(found)

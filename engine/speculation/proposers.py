@@ -1,23 +1,78 @@
 """Makes the proposer that the settings ask for."""
 
+from pathlib import Path
+
+import torch
+
+from engine.batch import BatchBuilder
+from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import CheckpointInvalid
+from engine.loading import Placement, Weights
 from engine.models.decoder import Decoder
+from engine.models.spec import ModelSpec
+from engine.speculation.draft_model import DraftModelProposer
+from engine.speculation.eagle import EagleProposer
+from engine.speculation.eagle_head import EagleHead, Target
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
-from engine.speculation.settings import FLAG, Method
+from engine.speculation.settings import FLAG, Method, SpeculationSettings
+from engine.speculation.vocabularies import require_same_tokens
 from engine.speculation.watcher import Watcher
 
 
-def make_proposer(config: EngineConfig, model: Decoder) -> tuple[Proposer | None, Watcher | None]:
-    """The second where it watches passes too. Raises ConfigError."""
+def make_proposer(
+    config: EngineConfig, model: Decoder, place: Placement
+) -> tuple[Proposer | None, Watcher | None]:
+    """The second where it watches passes too. Raises CheckpointInvalid."""
     settings = config.speculation
     if settings is None:
         return None, None
-    if settings.method is Method.NGRAM:
+    if settings.model is None:
         return NgramProposer(
             tokens=settings.tokens,
             lookup_min=settings.lookup_min,
             lookup_max=settings.lookup_max,
         ), None
-    raise ConfigError(f"{FLAG}: method {settings.method} cannot be served yet")
+    # Drafts may depend on who shares the batch: what is kept of them does not.
+    place = Placement(place.device, place.dtype)
+    try:
+        with torch.inference_mode():
+            drafter = _drafter(config, settings.model, settings, model, place)
+    except CheckpointInvalid as error:
+        raise CheckpointInvalid(f"{FLAG}: {error}") from error
+    return drafter, drafter
+
+
+def _drafter(
+    config: EngineConfig,
+    path: str,
+    settings: SpeculationSettings,
+    model: Decoder,
+    place: Placement,
+) -> Watcher:
+    checkpoint, base = Checkpoint(path), model.spec
+    builder = BatchBuilder(config.page_tokens, place.device)
+    positions = config.max_model_len or base.max_position
+    if settings.method is Method.EAGLE3:
+        head = EagleHead(checkpoint, Target(base, model.embedding, positions), place)
+        return EagleProposer(
+            head,
+            builder,
+            dtype=place.dtype,
+            device=place.device,
+            page_tokens=config.page_tokens,
+        )
+    spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
+    require_same_tokens(checkpoint.path, spec, Path(config.model), base)
+    weights = Weights(checkpoint, spec, place)
+    drafting = Decoder(weights, positions=min(positions, spec.max_position))
+    weights.finish()
+    return DraftModelProposer(
+        drafting,
+        builder,
+        dtype=place.dtype,
+        device=place.device,
+        page_tokens=config.page_tokens,
+        vocabulary=base.vocab_size,
+    )

@@ -82,7 +82,7 @@ def watch(proposer, *chunks_of):
     chunks = [chunk for _, chunk in chunks_of]
     lengths = [len(chunk.tokens) for chunk in chunks]
     rows = [p.features[c.start : c.start + len(c.tokens)] for p, c in chunks_of]
-    features = torch.cat(rows)
+    features = torch.cat([*rows, torch.full((5, WIDTH), torch.nan)])  # of the largest pass
     first = [sum(lengths[:i]) for i in range(len(lengths))]
     proposer.watch(Seen(chunks=chunks, first_rows=first, features=features))
     features.fill_(torch.nan)  # they are the next pass's now
@@ -187,8 +187,8 @@ REFUSED = {
     "two layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2; an EAGLE-3 head has 1"),
     "no head": ({"architectures": ["LlamaForCausalLM"]}, "'LlamaForCausalLM' is no EAGLE-3 head"),
     "a layer too many": (
-        {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]},
-        r"eagle_aux_hidden_state_layer_ids=\[1, 2, 5\]; expected numbers from 0 to the target's 4",
+        {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+        r"eagle_aux_hidden_state_layer_ids=\[1, 2, 4\]; expected numbers below the target's 4",
     ),
     "two features": (
         {"eagle_aux_hidden_state_layer_ids": [1, 2]},
