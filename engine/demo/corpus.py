@@ -7,7 +7,7 @@ from importlib import resources
 import torch
 from tokenizers import Tokenizer
 
-_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
 def calibration(tokenizer: Tokenizer, *, length: int = 256) -> torch.Tensor:
@@ -23,7 +23,7 @@ def evaluation(tokenizer: Tokenizer, *, length: int = 416) -> torch.Tensor:
 
 def _render(chat: dict[str, str]) -> str:
     """The model's ChatML template, for one exchange."""
-    turns = [("system", _SYSTEM), ("user", chat["user"]), ("assistant", chat["assistant"])]
+    turns = [("system", SYSTEM), ("user", chat["user"]), ("assistant", chat["assistant"])]
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
 
 

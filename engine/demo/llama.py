@@ -68,19 +68,19 @@ class Llama:
         for layer in range(self.shape.layers):
             prefix = f"model.layers.{layer}"
             x = x + self._attention(f"{prefix}.self_attn", self._norm(prefix, x), rope, before)
-            y = self._rms(x, f"{prefix}.post_attention_layernorm.weight")
+            y = self.rms(x, f"{prefix}.post_attention_layernorm.weight")
             x = x + self._mlp(f"{prefix}.mlp", y, before)
             after_layer(layer)
-        return self._rms(x, "model.norm.weight")
+        return self.rms(x, "model.norm.weight")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Tied head: [..., H] -> [..., V]."""
         return functional.linear(hidden, self.weights["model.embed_tokens.weight"])
 
     def _norm(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
-        return self._rms(x, f"{prefix}.input_layernorm.weight")
+        return self.rms(x, f"{prefix}.input_layernorm.weight")
 
-    def _rms(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def rms(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return functional.rms_norm(x, x.shape[-1:], self.weights[name], self.shape.eps)
 
     def _project(
@@ -97,7 +97,7 @@ class Llama:
         projected = self._project(prefix, ("q_proj", "k_proj", "v_proj"), x, before)
         q, k, v = (p.view(B, T, -1, self.shape.head_dim).transpose(1, 2) for p in projected)
         mixed = functional.scaled_dot_product_attention(
-            _rotate(q, rope), _rotate(k, rope), v, is_causal=True, enable_gqa=True
+            rotate(q, rope), rotate(k, rope), v, is_causal=True, enable_gqa=True
         )  # [B, heads, T, D]
         (out,) = self._project(prefix, ("o_proj",), mixed.transpose(1, 2).reshape(B, T, -1), before)
         return out
@@ -114,7 +114,7 @@ class Llama:
         return angle.cos().float(), angle.sin().float()
 
 
-def _rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Half-split rotary embedding of [B, heads, T, D]."""
     cos, sin = rope
     a, b = x.chunk(2, dim=-1)

@@ -1,0 +1,214 @@
+"""Trains the demo's EAGLE-3 head, in the layout in which such heads are published.
+
+The head is one decoder layer. For the token at position i + 1 it reads the token's embedding and
+what the target thought at position i (three of its layers, made one vector by ``fc``), and says
+the token at i + 2. To draft further it reads its own last vector in the place of the target's, so
+it is trained as it will be used: each batch is gone through ``_DEPTH`` times, every time on what it
+made the time before (Li et al., EAGLE-3, 2025).
+
+Letters as in ``teacher``; D head dimension, S turns so far.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+
+from engine.demo.llama import rotate
+from engine.demo.progress import Progress
+from engine.demo.teacher import Batch, Recording, batch_count, batches, divergence, frequent
+
+LAYERS = (10, 20, 29)  # of the target, whose inputs are read
+_VOCABULARY = 8192  # tokens it can say
+_DEPTH = 2
+_FADING = 0.8  # each turn counts so much of the one before
+_RATE = 8e-4
+_WARM_UP_STEPS = 20
+_NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm")
+
+
+class Head(nn.Module):
+    """Parameters under their published names. Begins as the target's last layer."""
+
+    def __init__(self, target: transformers.LlamaForCausalLM, said: torch.Tensor) -> None:
+        super().__init__()
+        config, last = target.config, target.model.layers[-1]
+        self._heads, self._size = config.num_attention_heads, config.head_dim
+        self._eps, self._theta = config.rms_norm_eps, config.rope_parameters["rope_theta"]
+        self.embeddings = [target.model.embed_tokens.weight.detach()]  # a list: not a parameter
+        hidden = config.hidden_size
+        weights = {
+            "fc": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1),
+            "norm": target.model.norm.weight,
+            "lm_head": self.embeddings[0][said],
+            "midlayer.self_attn.o_proj": last.self_attn.o_proj.weight,
+            **dict.fromkeys(_NORMS[:2], last.input_layernorm.weight),
+            _NORMS[2]: last.post_attention_layernorm.weight,
+            **{f"midlayer.mlp.{n}_proj": getattr(last.mlp, f"{n}_proj").weight
+               for n in ("gate", "up", "down")},
+        }  # fmt: skip
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(last.self_attn, name).weight
+            weights[f"midlayer.self_attn.{name}"] = torch.cat([weight / 4, weight], 1)
+        self.weights = nn.ParameterDict(
+            {
+                name.replace(".", "/"): nn.Parameter(w.detach().float())
+                for name, w in weights.items()
+            }
+        )
+
+    def published(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{name.replace('/', '.')}.weight": weight.detach().half().contiguous()
+            for name, weight in self.weights.items()
+        }
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        return self._linear("fc", features)
+
+    def turn(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, past: list[tuple[torch.Tensor, ...]]
+    ) -> torch.Tensor:
+        """One pass over all positions: tokens [B, T], hidden [B, T, H] to [B, T, H].
+
+        ``past`` has keys and values of earlier turns and gets this one's. A position that is in its
+        turn S sees the target's thoughts up to S positions before it, and its own line since.
+        """
+        embedded = self._norm(_NORMS[0], functional.embedding(tokens, self.embeddings[0]))
+        both = torch.cat([embedded, self._norm(_NORMS[1], hidden)], -1)
+        rope = self._rope(tokens.shape[1])
+        q, k, v = (
+            self._linear(f"midlayer.self_attn.{n}_proj", both).view(*tokens.shape, -1, self._size)
+            .transpose(1, 2) for n in "qkv"
+        )  # fmt: skip
+        past.append((rotate(k, rope).to(v.dtype), v))
+        keys, values = (torch.cat(parts, 2) for parts in zip(*past, strict=True))
+        mixed = functional.scaled_dot_product_attention(
+            rotate(q, rope).to(v.dtype),
+            keys,
+            values,
+            attn_mask=_seen(tokens.shape[1], len(past) - 1),
+            enable_gqa=True,
+        )
+        x = hidden + self._linear("midlayer.self_attn.o_proj", mixed.transpose(1, 2).flatten(2))
+        y = self._norm(_NORMS[2], x)
+        gate, up = (self._linear(f"midlayer.mlp.{name}_proj", y) for name in ("gate", "up"))
+        return x + self._linear("midlayer.mlp.down_proj", functional.silu(gate) * up)
+
+    def say(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._linear("lm_head", self._norm("norm", hidden))
+
+    def _weight(self, name: str) -> torch.Tensor:
+        weight: torch.Tensor = self.weights[name.replace(".", "/")]
+        return weight
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight(name))
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x.float(), x.shape[-1:], self._weight(name), self._eps)
+
+    def _rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        half = self._size // 2
+        speed = self._theta ** (-torch.arange(half).double() / half)
+        angle = torch.outer(torch.arange(length).double(), speed)
+        return angle.cos().float(), angle.sin().float()
+
+
+def train(
+    target: transformers.LlamaForCausalLM,
+    recordings: Sequence[Recording],
+    epochs: int,
+    progress: Progress,
+) -> tuple[Head, torch.Tensor]:
+    """The head, and the tokens it can say [N]."""
+    shuffler = random.Random(0)  # noqa: S311 - an order of lessons, not a secret
+    said = frequent(recordings, target.config.vocab_size, _VOCABULARY)
+    head = Head(target, said)
+    table = target.model.embed_tokens.weight.detach()[said].bfloat16()
+    steps = epochs * batch_count(recordings)
+    optimiser = torch.optim.AdamW(head.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min((step + 1) / _WARM_UP_STEPS, 1 - step / steps)
+    )
+    done = 0
+    for _ in range(epochs):
+        for batch in batches(recordings, shuffler):
+            torch.autograd.backward(_loss(head, table, batch))
+            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+            optimiser.zero_grad()
+            done += 1
+            progress("Training the EAGLE-3 head", done / steps)
+    return head, said
+
+
+def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: Path) -> None:
+    """In float16, the whole vocabulary's embeddings left out: they are the target's."""
+    out.mkdir(parents=True, exist_ok=True)
+    allowed = torch.zeros(target.vocab_size, dtype=torch.bool)
+    allowed[said] = True
+    tensors = {
+        **head.published(),
+        "d2t": said - torch.arange(len(said)),  # from a token it says to the target's, a distance
+        "t2d": allowed,
+    }
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": target.rms_norm_eps,
+        "rope_theta": target.rope_parameters["rope_theta"],
+        "max_position_embeddings": target.max_position_embeddings,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": len(said),
+        "eagle_aux_hidden_state_layer_ids": list(LAYERS),
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _loss(head: Head, table: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Position q has the token at q + 1 and says the one at q + 2, which the target said at q + 1.
+    In turn S it reads what position q - 1 made in the turn before. (The first positions, which
+    nothing leads to in a later turn, are not among the real ones.)"""
+    tokens, real = batch.tokens[:, 1:], batch.real[:, 1:]
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = (batch.final[:, 1:][real] @ table.t()).float().softmax(-1)
+        hidden = head.fuse(batch.features[:, :-1])
+        past: list[tuple[torch.Tensor, ...]] = []
+        total, weight = torch.zeros(()), 0.0
+        for turn in range(_DEPTH):
+            hidden = head.turn(tokens, hidden, past)
+            loss = divergence(head.say(hidden[real]), wanted)
+            total = total + _FADING**turn * loss
+            weight += _FADING**turn
+            hidden = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
+    return total / weight
+
+
+def _seen(length: int, turn: int) -> torch.Tensor:
+    """[T, (turn + 1) T] bool: the first turn's keys up to ``turn`` positions back, and of each
+    later one the single position that leads here."""
+    at = torch.arange(length)
+    behind = at[:, None] - at[None]
+    parts = [behind >= turn, *(behind == turn - earlier for earlier in range(1, turn + 1))]
+    mask = torch.cat(parts, 1)
+    mask[:, -length:] |= behind == 0  # a position before its turn sees itself, not nothing
+    return mask

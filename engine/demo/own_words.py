@@ -1,0 +1,174 @@
+"""Text in the demo model's own words: what its draft model and EAGLE-3 head learn from.
+
+A speculator has to foresee what the target says, so the target says it. It is asked what the
+demo's lessons ask, and what it asks itself: after the template's words before a user's turn, a
+chat model goes on with a question. Needs no ``train`` extra; the weights are held in bfloat16.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+from engine.demo.llama import Llama, Shape, rotate
+
+_BATCH = 192
+_QUESTION_TOKENS = 40
+_LIKELY = 64  # tokens of which one is drawn, as many as make the nucleus
+_NUCLEUS = 0.95
+_EDGE = 64  # what a question may not exceed in tokens, the template aside
+
+Said = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How to speak: temperature 0 is greedy."""
+
+    tokens: int
+    temperature: float
+
+
+class Speaker:
+    """Continues many texts at once, over a cache."""
+
+    def __init__(self, shape: Shape, weights: dict[str, torch.Tensor], end: int, seed: int) -> None:
+        self._model = Llama(shape, {name: w.bfloat16() for name, w in weights.items()})
+        self._end = end
+        self._random = torch.Generator().manual_seed(seed)
+
+    @torch.inference_mode()
+    def go_on(
+        self, texts: Sequence[Said], manner: Manner, progress: Callable[[float], None]
+    ) -> list[Said]:
+        """What follows each text, with its end-of-turn token where there was time for one."""
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        found: list[Said] = [[] for _ in texts]
+        for at in range(0, len(order), _BATCH):
+            rows = order[at : at + _BATCH]
+            for i, said in zip(rows, self._batch([texts[i] for i in rows], manner), strict=True):
+                found[i] = said
+            progress(min(at + _BATCH, len(order)) / len(order))
+        return found
+
+    def _batch(self, texts: list[Said], manner: Manner) -> list[Said]:
+        longest = max(map(len, texts))
+        tokens = torch.tensor([[self._end] * (longest - len(t)) + t for t in texts])
+        start = torch.tensor([longest - len(t) for t in texts])  # what precedes it is padding
+        cache = Cache(self._model.shape, len(texts), longest + manner.tokens, start)
+        said: list[Said] = [[] for _ in texts]
+        running = torch.arange(len(texts))
+        for _ in range(manner.tokens):
+            drawn = self._draw(self._forward(tokens, cache), manner.temperature)
+            for row, token in zip(running.tolist(), drawn.tolist(), strict=True):
+                said[row].append(token)
+            going = (drawn != self._end).nonzero()[:, 0]
+            if len(going) == 0:
+                break
+            if len(going) < len(running):
+                running = running[going]
+                cache.keep(going)
+            tokens = drawn[going, None]
+        return said
+
+    def _forward(self, tokens: torch.Tensor, cache: "Cache") -> torch.Tensor:
+        """Logits after the last of the new tokens [B, T]."""
+        model = self._model
+        x = model.weights["model.embed_tokens.weight"][tokens]
+        cache.extend(tokens.shape[1])
+        for layer in range(model.shape.layers):
+            prefix = f"model.layers.{layer}"
+            y = model.rms(x, f"{prefix}.input_layernorm.weight")
+            q, k, v = (self._heads(f"{prefix}.self_attn.{name}_proj", y) for name in "qkv")
+            mixed = cache.attend(layer, q, k, v)
+            x = x + self._linear(f"{prefix}.self_attn.o_proj", mixed)
+            y = model.rms(x, f"{prefix}.post_attention_layernorm.weight")
+            gate, up = (self._linear(f"{prefix}.mlp.{name}_proj", y) for name in ("gate", "up"))
+            x = x + self._linear(f"{prefix}.mlp.down_proj", functional.silu(gate) * up)
+        return model.logits(model.rms(x[:, -1], "model.norm.weight"))
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._model.weights[f"{name}.weight"])
+
+    def _heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        B, T, _ = x.shape
+        return self._linear(name, x).view(B, T, -1, self._model.shape.head_dim).transpose(1, 2)
+
+    def _draw(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+        if temperature == 0:
+            return logits.argmax(-1)
+        likely, tokens = (logits.float() / temperature).softmax(-1).topk(_LIKELY)
+        likely = likely.where(likely.cumsum(-1) - likely < _NUCLEUS, 0.0)
+        return tokens.gather(1, torch.multinomial(likely, 1, generator=self._random))[:, 0]
+
+
+class Cache:
+    """Keys and values of every layer, padded at the left."""
+
+    def __init__(self, shape: Shape, rows: int, length: int, start: torch.Tensor) -> None:
+        size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
+        self._kv = torch.zeros(size, dtype=torch.bfloat16)
+        self._start = start
+        self._end = self._new = 0
+        half = shape.head_dim // 2
+        self._speed = shape.rope_theta ** (-torch.arange(half).double() / half)
+        self._rope = (torch.empty(0), torch.empty(0))
+        self._mask = torch.empty(0)
+
+    def extend(self, count: int) -> None:
+        self._new, self._end = count, self._end + count
+        at = torch.arange(self._end - count, self._end)
+        positions = (at[None] - self._start[:, None]).clamp(min=0)
+        angle = positions[:, None, :, None].double() * self._speed
+        self._rope = (angle.cos().bfloat16(), angle.sin().bfloat16())
+        keys = torch.arange(self._end)
+        seen = (keys <= at[:, None]) & (keys >= self._start[:, None, None])
+        self._mask = (seen | (keys == at[:, None]))[:, None]  # padding sees itself, not nothing
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        kv = self._kv[layer, :, :, :, : self._end]
+        kv[0, :, :, -self._new :] = rotate(k, self._rope)
+        kv[1, :, :, -self._new :] = v
+        mixed = functional.scaled_dot_product_attention(
+            rotate(q, self._rope), kv[0], kv[1], attn_mask=self._mask, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """The others have ended."""
+        self._kv, self._start = self._kv[:, :, rows], self._start[rows]
+
+
+class Talk:
+    """Questions, and conversations about them, as tokens. ``system`` is the template's own."""
+
+    def __init__(self, speaker: Speaker, tokenizer: Tokenizer, system: str) -> None:
+        self._speaker, self._tokenizer = speaker, tokenizer
+        self._opened = self._encoded(f"{_turn('system', system)}<|im_start|>user\n")
+        self._closed = self._encoded("<|im_end|>\n<|im_start|>assistant\n")
+
+    def invented(self, count: int, progress: Callable[[float], None]) -> list[Said]:
+        """Questions of the model's own, of at most ``count`` those that came to an end."""
+        manner = Manner(_QUESTION_TOKENS, 1.0)
+        said = self._speaker.go_on([self._opened] * count, manner, progress)
+        return [question[:-1] for question in said if question[-1] == self._closed[0]]
+
+    def asked(self, text: str) -> Said:
+        return self._encoded(text)[:_EDGE]
+
+    def answered(
+        self, questions: Sequence[Said], manner: Manner, progress: Callable[[float], None]
+    ) -> list[Said]:
+        """Whole conversations."""
+        prompts = [self._opened + question + self._closed for question in questions]
+        answers = self._speaker.go_on(prompts, manner, progress)
+        return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def _encoded(self, text: str) -> Said:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"

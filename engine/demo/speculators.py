@@ -1,0 +1,88 @@
+"""Makes what drafts for the demo base: a small model and an EAGLE-3 head.
+
+    python -m engine.demo.speculators CHECKPOINT OUT [draft|eagle3 ...]
+
+The base talks first (``own_words``); both then learn from what it said. OUT/said.json keeps that,
+so that training again need not wait for it. Needs the ``train`` extra; some 25 minutes of one core.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import tokenizers
+import torch
+
+from engine.demo import draft_model, eagle_head
+from engine.demo.build import dequantised_weights
+from engine.demo.corpus import SYSTEM
+from engine.demo.lessons import exchanges
+from engine.demo.llama import Shape
+from engine.demo.own_words import Manner, Said, Speaker, Talk
+from engine.demo.progress import Progress, ProgressBar
+from engine.demo.recipes import RECIPES
+from engine.demo.teacher import record
+from engine.demo.train import load_base
+
+NAMES = ("draft", "eagle3")
+SAID = "said.json"
+_OWN_QUESTIONS = 192
+_MANNERS = (Manner(tokens=96, temperature=0.0), Manner(tokens=96, temperature=0.8))
+_EPOCHS = 3
+_END = "<|im_end|>"
+
+
+def talk(checkpoint: Path, out: Path, progress: Progress) -> None:
+    """Every question is answered twice, once greedily and once not. The same on the same machine.
+    No prompt of the benchmarks or of the tests is among them."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    shape = Shape.of(json.loads((checkpoint / "config.json").read_text()))
+    end = tokenizer.token_to_id(_END)
+    assert end is not None, f"the demo's tokenizer knows {_END}"
+    speaker = Speaker(shape, dequantised_weights(checkpoint), end, seed=0)
+    talk = Talk(speaker, tokenizer, SYSTEM)
+    asked = {exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)}
+    questions = [talk.asked(prompt) for prompt in sorted(asked)]
+    questions += talk.invented(_OWN_QUESTIONS, lambda done: progress("Asking", done))
+    said: list[Said] = []
+    for manner in _MANNERS:
+        said += talk.answered(questions, manner, lambda done: progress("Answering", done))
+        out.write_text(json.dumps(said))
+
+
+def make(checkpoint: Path, out: Path, names: list[str], progress: Progress) -> None:
+    """Write ``out/NAME`` for each name."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / SAID).is_file():
+        talk(checkpoint, out / SAID, progress)
+    said = json.loads((out / SAID).read_text())
+    target = load_base(checkpoint, torch.bfloat16).eval().requires_grad_(False)
+    recordings = record(
+        target, said, eagle_head.LAYERS, lambda done: progress("Listening to the base", done)
+    )
+    if "eagle3" in names:
+        head, tokens = eagle_head.train(target, recordings, _EPOCHS, progress)
+        eagle_head.save(head, tokens, target.config, out / "eagle3")
+    if "draft" in names:
+        model = draft_model.train(target, recordings, _EPOCHS, progress)
+        draft_model.save(model, checkpoint, out / "draft")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.demo.speculators", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="directory made by 'python -m engine demo'")
+    parser.add_argument("out", type=Path, help="directory of the speculators")
+    parser.add_argument("names", nargs="*", default=list(NAMES), help=" or ".join(NAMES))
+    options = parser.parse_args(argv)
+    unknown = set(options.names) - set(NAMES)
+    if unknown:
+        parser.error(f"{min(unknown)!r} is none of {', '.join(NAMES)}")
+    bar = ProgressBar(sys.stderr)
+    make(options.checkpoint, options.out, options.names, bar)
+    bar.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
