@@ -15,11 +15,12 @@ GPU_TESTS ?= tests/kernels $(wildcard tests/gpu)
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/loratorio
 COMPAT ?= $(CACHE)/compat
 CLIENTS ?= $(CACHE)/clients
+WHEEL ?= $(CACHE)/wheel
 FOCUS ?= $(CACHE)/focus
 FOCUS_PYTHON ?= python3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu fuzz test-soak test-compat test-clients test-focus bench-cpu bench-gpu report clean
+.PHONY: help setup serve test check lint test-gpu fuzz test-soak test-compat test-clients test-focus test-wheel bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,9 @@ test-compat: .venv/dev-ready ## have the original packers write anew what our lo
 
 test-clients: .venv/dev-ready ## have an older openai, LangChain, lm-eval and schemathesis call a real server
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients $(ARGS)
+
+test-wheel: .venv/dev-ready ## build the wheel, install it in a fresh environment, and serve from there
+	WHEEL=$(WHEEL) $(BIN)/python -m pytest tests/release $(ARGS)
 
 test-focus: .venv/dev-ready ## hold exported bills to FOCUS's own validator (FOCUS_PYTHON: 3.12 or newer)
 	FOCUS=$(FOCUS) FOCUS_PYTHON=$(FOCUS_PYTHON) $(BIN)/python -m pytest tests/billing/test_official.py $(ARGS)

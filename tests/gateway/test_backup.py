@@ -110,6 +110,9 @@ async def test_after_a_restore_the_books_agree_and_service_goes_on(
         code, said = await shell.run("restore", str(saved))
         assert (code, "not empty" in said) == (1, True)
 
+        for command in ("settle", "reconcile"):
+            code, said = await shell.run(command)
+            assert code == 0, said
         async with (
             process(elsewhere, tmp_path),
             AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client,
