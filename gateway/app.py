@@ -31,11 +31,11 @@ from gateway.admin.routes import admin_router
 from gateway.alerts.message import load_secret
 from gateway.alerts.outbox import Outbox
 from gateway.background import Background
+from gateway.base_specs import bases_of, read_specs
 from gateway.batches.composition import Batches
 from gateway.billing.outbox import BillingOutbox
 from gateway.billing.sinks import read_sinks
 from gateway.books_watch import BooksWatch
-from gateway.catalog.intake import read_base
 from gateway.catalog.service import Quota
 from gateway.config import ConfigError, DataDir, Settings
 from gateway.cors import with_cors
@@ -56,19 +56,15 @@ from gateway.identity.oidc_settings import read_oidc
 from gateway.identity.passwords import Passwords
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
-from gateway.inference.calling import CallSupport
+from gateway.inference.base_text import BaseText
 from gateway.inference.embedding import MOST_INPUTS
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
-from gateway.inference.prompt import Prompts
-from gateway.inference.public import PublicBeginnings
+from gateway.inference.intakes import Intakes
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services
-from gateway.inference.sight import Sight
-from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenization import Tokenization
-from gateway.inference.tokenizer import Tokenizer
 from gateway.inference.wire import MOST_PROMPTS
 from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
@@ -106,10 +102,13 @@ class Application:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._specs = read_specs(settings)
+        self._bases = bases_of(settings, self._specs)
         self._metrics = Metrics()
         self._fleet = Fleet(
             open_directory(settings.engines, settings.redis_url),
             gateway=new_id("log"),
+            bases=self._bases.fingerprints,
             silence_s=settings.engine_silence_s,
             credentials=settings.engine_credentials,
         )
@@ -138,18 +137,14 @@ class Application:
         """
         settings = self._settings
         async with AsyncExitStack() as stack:
-            tokenizer = Tokenizer.load(settings.model_dir)
-            template = ChatTemplate.load(settings.model_dir, tokenizer.named_tokens)
-            threads = stack.enter_context(
-                ThreadPoolExecutor(TOKENISING_THREADS, thread_name_prefix="tokenise")
-            )
+            texts = await self._texts(stack)
             database = Database(settings.database, notify=self._published)
             stack.push_async_callback(database.close)
             peppers = Peppers.load(settings.pepper, settings.pepper_file)
             snapshot = LiveSnapshot(
                 database,
                 peppers,
-                base_model=settings.served_model_name,
+                base_model=self._bases,
                 open_tenant=settings.open_tenant if settings.open else None,
                 poll_s=settings.epoch_poll_s,
             )
@@ -187,7 +182,8 @@ class Application:
                 limiter=limiter,
                 recorder=recorder,
                 fleet=self._fleet,
-                tokenizer=tokenizer,
+                tokenizer=texts[self._bases.first].tokenizer,
+                other_tokenizers={name: text.tokenizer for name, text in texts.items()},
                 metrics=self._metrics,
                 max_body_bytes=settings.max_body_bytes,
                 max_inflight=settings.max_inflight,
@@ -196,24 +192,12 @@ class Application:
                 answers=answers,
                 tracing=self._tracing(stack),
             )
-            looking = stack.enter_context(
-                ThreadPoolExecutor(LOOKING_THREADS, thread_name_prefix="look")
-            )
-            sight = Sight.of(settings.model_dir, looking)
-            placeholder = None if sight is None else sight.seeing.token
-            prompts = Prompts(tokenizer, template, threads, placeholder=placeholder)
+            prompts = texts[self._bases.first].prompts
             grammars = GrammarCheck()
             stack.callback(grammars.close)
-            intake = Intake(
+            intake = Intakes(
                 snapshot,
-                prompts,
-                self._fleet,
-                grammars=grammars,
-                calls=CallSupport(template, settings.tool_call_parser),
-                deadline_ms=int(settings.request_timeout_s * 1000),
-                priority_tier=settings.priority_tier,
-                public=await PublicBeginnings.of_system(settings.public_system_prompts, prompts),
-                sight=sight,
+                {name: self._intake(text, snapshot, grammars) for name, text in texts.items()},
             )
             archive = Archive(database, days=settings.response_days)
             responses = ResponseEndpoint(intake.chat, archive)
@@ -230,7 +214,7 @@ class Application:
                 services,
                 intake,
                 snapshot,
-                tokenization=Tokenization(snapshot, prompts, self._fleet, sight),
+                tokenization=self._tokenization(texts, snapshot),
                 responses=responses,
                 health=self._health,
                 behind=rest_application(
@@ -271,6 +255,48 @@ class Application:
             await stack.enter_async_context(Background(tasks))
             yield
 
+    async def _texts(self, stack: AsyncExitStack) -> dict[str, BaseText]:
+        """Of every base, the first one first."""
+        settings = self._settings
+        tokenising = ThreadPoolExecutor(TOKENISING_THREADS, thread_name_prefix="tokenise")
+        looking = ThreadPoolExecutor(LOOKING_THREADS, thread_name_prefix="look")
+        stack.enter_context(tokenising)
+        stack.enter_context(looking)
+        folders = {settings.served_model_name: settings.model_dir}
+        folders |= {base.name: base.model_dir for base in settings.other_bases}
+        return {
+            name: await BaseText.load(
+                folder,
+                tokenising=tokenising,
+                looking=looking,
+                call_style=settings.tool_call_parser,
+                public=settings.public_system_prompts,
+            )
+            for name, folder in folders.items()
+        }
+
+    def _intake(self, text: BaseText, names: LiveSnapshot, grammars: GrammarCheck) -> Intake:
+        return Intake(
+            names,
+            text.prompts,
+            self._fleet,
+            grammars=grammars,
+            calls=text.calls,
+            deadline_ms=int(self._settings.request_timeout_s * 1000),
+            priority_tier=self._settings.priority_tier,
+            public=text.public,
+            sight=text.sight,
+        )
+
+    def _tokenization(self, texts: dict[str, BaseText], names: LiveSnapshot) -> Tokenization:
+        made = {
+            name: Tokenization(names, text.prompts, self._fleet, text.sight)
+            for name, text in texts.items()
+            if name != self._bases.first
+        }
+        first = texts[self._bases.first]
+        return Tokenization(names, first.prompts, self._fleet, first.sight, others=made)
+
     def _tracing(self, stack: AsyncExitStack) -> Tracing | None:
         if (collector := self._settings.otlp_traces_endpoint) is None:
             return None
@@ -286,7 +312,7 @@ class Application:
     ) -> list[APIRouter]:
         """None where nobody wrote down what the base is: there is nothing to check against."""
         settings = self._settings
-        if not settings.base_spec_file.is_file():
+        if not self._specs:
             log.warning("no %s: adapters cannot be uploaded here", settings.base_spec_file)
             return []
         try:
@@ -303,7 +329,7 @@ class Application:
             database,
             staging,
             store,
-            read_base(settings.base_spec_file),
+            self._specs,
             Canary(self._fleet, probe, enabled=settings.adapter_canary),
             quota=Quota(settings.adapters_per_tenant, settings.adapter_bytes_per_tenant),
         )
@@ -323,7 +349,7 @@ class Application:
             database,
             lambda key: snapshot.current.keys.authenticate(key, time.time()),
             peppers,
-            base_model=self._settings.served_model_name,
+            bases=self._bases.names,
             operator=self._settings.operator_organisation,
         )
 

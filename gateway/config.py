@@ -105,6 +105,15 @@ class DataDir:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherBase:
+    """A base that is served beside the first."""
+
+    name: str  # public, and reserved in every project
+    model_dir: Path  # its tokenizer and chat template
+    spec_file: Path | None = None  # as `loratorio prepare` writes it; None: read from model_dir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     data_dir: Path  # see DataDir
     model_dir: Path  # tokenizer and chat template of the base
@@ -115,6 +124,7 @@ class Settings:
     engine_ssl_keyfile: Path | None = None
     engine_ssl_server_name: str | None = None  # that certificates are for; None: the address's host
     engine_token_file: Path | None = None  # its first line is shown to engines
+    other_bases: tuple[OtherBase, ...] = ()  # served beside it, by other engines
     host: str = "127.0.0.1"
     port: int = 8000
     ssl_certfile: Path | None = None  # of the API's port, PEM, with its chain; None: plain HTTP
@@ -165,6 +175,13 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.served_model_name or not self.served_model_name.isprintable():
             raise ConfigError("served_model_name must be a printable, non-empty name")
+        names = [self.served_model_name]
+        for base in self.other_bases:
+            if not base.name or not base.name.isprintable():
+                raise ConfigError("other_bases: name must be a printable, non-empty name")
+            if base.name in names:
+                raise ConfigError(f"other_bases: the name {base.name!r} is another base's")
+            names.append(base.name)
         if not self.engines:
             raise ConfigError("engines: give at least one engine address")
         for name in ("port", "metrics_port"):

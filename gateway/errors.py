@@ -313,6 +313,19 @@ class GatewayUnreachable(Unavailable):
     code = "gateway_unreachable"
 
 
+class BaseNotServed(Unavailable):
+    """The adapter exists; no gateway like this one serves the base it was published for."""
+
+    code = "base_not_served"
+    retryable = False
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The base model that {model[:80]!r} was published for is not served here.",
+            param="model",
+        )
+
+
 class AdapterFailed(Unavailable):
     """The adapter exists but the engine cannot load it."""
 

@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from engine.protocol import AdapterRef
+from gateway.catalog.bases import Bases, ServedBase
 from gateway.catalog.catalogue import AdapterEntry, AliasEntry, Catalogue, GrantEntry
 from gateway.catalog.models import Adapter
 from gateway.catalog.repository import CatalogRepository
@@ -67,7 +68,7 @@ class LiveSnapshot:
         database: Database,
         peppers: Peppers,
         *,
-        base_model: str,
+        base_model: str | Bases,
         open_tenant: str | None = None,
         poll_s: float = 0.25,
         clock: Callable[[], float] = time.time,
@@ -75,7 +76,8 @@ class LiveSnapshot:
         """``open_tenant``: the project that answers for callers with any or no key."""
         self._database = database
         self._peppers = peppers
-        self._base_model = base_model
+        known = base_model if isinstance(base_model, Bases) else Bases((ServedBase(base_model),))
+        self.bases = known
         self._open_tenant = open_tenant
         self._poll_s = poll_s
         self._clock = clock
@@ -156,8 +158,8 @@ class LiveSnapshot:
         return self.current.keys.project_of(tenant)
 
     @property
-    def pinned(self) -> frozenset[AdapterRef]:
-        """Adapters that tenants want kept close to the engines."""
+    def pinned(self) -> frozenset[tuple[str, AdapterRef]]:
+        """Bases' names, and adapters of them that tenants want kept close to the engines."""
         return self.current.catalogue.pinned
 
     @property
@@ -230,6 +232,7 @@ class LiveSnapshot:
                 adapter=_adapter_ref(row),
                 created=int(row.created_at.timestamp()),
                 pinned=row.pinned,
+                base=row.base_fingerprint,
             )
             for row in await CatalogRepository(session).ready()
             if row.project_id in owners
@@ -254,7 +257,7 @@ class LiveSnapshot:
         return Snapshot(
             epoch,
             KeyDirectory(keys, self._peppers),
-            Catalogue(self._base_model, self._created, adapters, aliases, grants),
+            Catalogue(self.bases, self._created, adapters, aliases, grants),
             rules,
             await ledger.price_book(),
             {

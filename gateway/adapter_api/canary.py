@@ -69,11 +69,11 @@ class Canary:
     def __init__(self, fleet: Fleet, probe: Sequence[int], *, enabled: bool = True) -> None:
         self._fleet, self._probe, self._enabled = fleet, tuple(probe), enabled
 
-    async def run(self, adapter: AdapterRef) -> Tried:
+    async def run(self, adapter: AdapterRef, base: str) -> Tried:
         """Raises AdapterRefused, NoEngine, Unavailable."""
         if not self._enabled:
             return Tried(warnings=(UNTRIED,))
-        member = self._fleet.first.choose(Wish(adapter.digest))
+        member = self._fleet.of(base).choose(Wish(adapter.digest))
         probe = self._fitted(member, adapter)
         served = await _served(member, adapter, probe)
         if any(not math.isfinite(logprob) for fact in served for _, logprob in fact.top):

@@ -20,6 +20,9 @@ class Form(BaseModel):
 class CreateUpload(Form):
     name: Name
     alias: Name | None = Field(None, description="moved to the version once it is ready")
+    base_model: str = Field(
+        "", max_length=200, description="that it is for, where several are served and several fit"
+    )
     base_fingerprint: str = Field("", max_length=80, description="of the base it was trained on")
     force: bool = Field(False, description="publish it although it names another base")
 
@@ -67,6 +70,7 @@ def version_of(row: Adapter, *, report: bool = False) -> dict[str, Any]:
         "rank": row.rank,
         "bytes": row.nbytes,
         "pinned": row.pinned,
+        "base_fingerprint": row.base_fingerprint or None,
         "created": int(row.created_at.timestamp()),
         "retired": int(row.retired_at.timestamp()) if row.retired_at else None,
         "ends": int(row.ends_at.timestamp()) if row.ends_at else None,

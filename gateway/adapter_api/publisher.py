@@ -7,6 +7,7 @@ in threads, one upload at a time.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +22,19 @@ from engine.protocol import AdapterRef
 from gateway.adapter_api.canary import Canary
 from gateway.adapter_api.staging import Staging
 from gateway.adapter_api.turns import Turns
+from gateway.catalog.bases import Bases, ServedBase
 from gateway.catalog.models import Adapter, AdapterUpload, UploadState
 from gateway.catalog.repository import UploadRepository
 from gateway.catalog.service import CatalogService, Facts, Quota
 from gateway.db import Database, DatabaseUnavailable
-from gateway.errors import AdapterRefused, Conflict, GatewayError, OtherBase, Unavailable
+from gateway.errors import (
+    AdapterRefused,
+    Conflict,
+    GatewayError,
+    InvalidRequest,
+    OtherBase,
+    Unavailable,
+)
 
 ATTEMPTS = 5  # at the next version's number, which gateways may want at the same time
 log = logging.getLogger(__name__)
@@ -49,14 +58,15 @@ class Publisher:
         database: Database,
         staging: Staging,
         store: Store,
-        base: BaseSpec,
+        bases: Mapping[str, BaseSpec],
         canary: Canary,
         *,
         quota: Quota,
     ) -> None:
-        """``quota``: of projects that have none of their own."""
+        """``bases``: by served name; ``quota``: of projects that have none of their own."""
         self.database, self.staging, self.quota = database, staging, quota
-        self._store, self._base, self._canary = store, base, canary
+        self._store, self._bases, self._canary = store, bases, canary
+        self.served = Bases([ServedBase(name, spec.fingerprint) for name, spec in bases.items()])
         self._turns = Turns()
 
     async def finish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
@@ -77,6 +87,22 @@ class Publisher:
         await asyncio.to_thread(self.staging.discard, upload.id)
         return accepted
 
+    def trained_on(self, base_model: str, fingerprint: str) -> str:
+        """The fingerprint of a base that a client named. Raises InvalidRequest."""
+        if not base_model:
+            return fingerprint
+        if (spec := self._bases.get(base_model)) is None:
+            served = ", ".join(self._bases)
+            raise InvalidRequest(
+                f"base_model {base_model[:80]!r} is not served here; served are {served}",
+                param="base_model",
+            )
+        if fingerprint not in ("", spec.fingerprint):
+            raise InvalidRequest(
+                "base_model and base_fingerprint name different bases", param="base_fingerprint"
+            )
+        return spec.fingerprint
+
     async def admit(
         self, folder: Path, *, fingerprint: str = "", force: bool = False
     ) -> tuple[AdapterRef, Facts, dict[str, Any]]:
@@ -84,7 +110,8 @@ class Publisher:
         report = await asyncio.to_thread(self._validated, folder, fingerprint, force)
         adapter = AdapterRef(report.digest, report.rank, report.invocation)
         await self._stored(folder, report)
-        tried = await self._canary.run(adapter)
+        base = self.served.name_of(report.base_fingerprint) or self.served.first
+        tried = await self._canary.run(adapter, base)
         warnings = [*report.warnings, *tried.warnings]
         facts = {**asdict(report), "warnings": warnings, "canary": tried.facts()}
         facts["pages"] = tried.pages
@@ -120,13 +147,22 @@ class Publisher:
         return row
 
     def _validated(self, folder: Path, fingerprint: str, force: bool) -> LoadReport:
-        try:
-            return validate(folder, self._base, fingerprint=fingerprint, force=force)
-        except WrongBase as error:
-            text = f"{error}. Send force=true to publish it all the same."
-            raise OtherBase(text, error.problems) from error
-        except AdapterInvalid as error:
-            raise AdapterRefused(str(error), error.problems) from error
+        """Against the base that is named, else the one that it fits. Raises GatewayError."""
+        named = [spec for spec in self._bases.values() if spec.fingerprint == fingerprint != ""]
+        fitting: list[LoadReport] = []
+        failure: GatewayError | None = None
+        for spec in named or self._bases.values():
+            try:
+                fitting.append(_checked(folder, spec, fingerprint, force))
+            except (OtherBase, AdapterRefused) as error:
+                failure = failure or error
+        if len(fitting) == 1:
+            return fitting[0]
+        if failure is not None and not fitting:
+            raise failure
+        served = ", ".join(self._bases)
+        text = f"the adapter fits several bases ({served}); say with base_model which it is for"
+        raise AdapterRefused(text, [f"base_model: {text}"])
 
     async def _stored(self, folder: Path, report: LoadReport) -> None:
         try:
@@ -153,3 +189,13 @@ class Publisher:
                     row.changed_at = datetime.now(UTC)
         except DatabaseUnavailable as error:
             log.warning("upload %s: its state could not be noted: %s", upload.id, error)
+
+
+def _checked(folder: Path, base: BaseSpec, fingerprint: str, force: bool) -> LoadReport:
+    try:
+        return validate(folder, base, fingerprint=fingerprint, force=force)
+    except WrongBase as error:
+        text = f"{error}. Send force=true to publish it all the same."
+        raise OtherBase(text, error.problems) from error
+    except AdapterInvalid as error:
+        raise AdapterRefused(str(error), error.problems) from error

@@ -22,8 +22,8 @@ class Wanted(Protocol):
     """What the snapshot says at the moment."""
 
     @property
-    def pinned(self) -> Collection[AdapterRef]:
-        """To be kept close to the engines."""
+    def pinned(self) -> Collection[tuple[str, AdapterRef]]:
+        """Bases' names, and what is to be kept close to their engines."""
 
     @property
     def digests(self) -> Collection[str]:
@@ -81,12 +81,12 @@ class Residents:
             await asyncio.sleep(POLL_S)
         return 0
 
-    def prefetch(self, digest: str, rank: int) -> int:
-        """Ask every reachable engine; how many were asked."""
+    def prefetch(self, base: str, adapter: AdapterRef) -> int:
+        """Ask every reachable engine of a base; how many were asked."""
         asked = 0
-        for member in self._fleet.ready:
+        for member in self._fleet.of(base).ready:
             if (client := member.client) is not None:
-                client.prefetch(AdapterRef(digest, rank))
+                client.prefetch(adapter)
                 asked += 1
         return asked
 
@@ -100,8 +100,8 @@ class Residents:
                 self._limit(adapter_id)
 
     def _bring(self) -> None:
-        for adapter in self._wanted.pinned:
-            for member in self._fleet.ready:
+        for base, adapter in self._wanted.pinned:
+            for member in self._fleet.of(base).ready:
                 client = member.client
                 if client is not None and adapter.digest not in member.resident:
                     client.prefetch(adapter)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from engine.protocol import AdapterRef
 from gateway.adapter_api.callers import Caller, Callers
 from gateway.adapter_api.forms import (
     CompleteUpload,
@@ -25,7 +26,7 @@ from gateway.adapter_api.forms import (
 from gateway.adapter_api.multipart import receive_form
 from gateway.adapter_api.publisher import Accepted, Publisher
 from gateway.adapter_api.residents import Residents
-from gateway.catalog.models import AdapterUpload, UploadState
+from gateway.catalog.models import Adapter, AdapterUpload, UploadState
 from gateway.catalog.repository import AdapterRepository, UploadRepository
 from gateway.catalog.service import CatalogService, Quota, checked_adapter, parse_reference
 from gateway.errors import (
@@ -161,7 +162,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     async def prefetch(adapter: str, who: Who) -> Json:
         async with publisher.database.reading(within=who.tenancy) as session:
             row = await _service(session, who).ready(adapter)
-        return {**version_of(row), "engines": residents.prefetch(row.digest, row.rank)}
+        return {**version_of(row), "engines": desk.prefetch(row)}
 
     @router.put("/{adapter}/grants/{grantee}", summary="Let a tenant use it (admin keys)")
     async def grant(adapter: str, grantee: str, who: Who) -> Json:
@@ -311,8 +312,13 @@ class _Desk:
         async with self._database.publish(within=who.tenancy, alone=True) as session:
             rows = await _service(session, who).pin(reference, pinned)
         for row in rows if pinned else ():
-            self._residents.prefetch(row.digest, row.rank)
+            self.prefetch(row)
         return {"object": "adapter", "versions": [version_of(row) for row in rows]}
+
+    def prefetch(self, row: Adapter) -> int:
+        """How many engines were asked."""
+        base = self._publisher.served.name_of(row.base_fingerprint)
+        return self._residents.prefetch(base, AdapterRef(row.digest, row.rank)) if base else 0
 
     async def quota(self, who: Caller) -> Json:
         async with self._database.reading(within=who.tenancy) as session:
@@ -338,7 +344,7 @@ class _Desk:
             alias=form.alias,
             state=UploadState.UPLOADING,
             force=form.force,
-            base_fingerprint=form.base_fingerprint,
+            base_fingerprint=self._publisher.trained_on(form.base_model, form.base_fingerprint),
             detail=None,
             adapter_id=None,
             created_at=now,

@@ -1,6 +1,6 @@
 """Who administers, and the transaction in which it is done: the change, its audit, the epoch."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -54,7 +54,7 @@ class AdminDesk:
         authenticate: Authenticate,
         peppers: Peppers,
         *,
-        base_model: str,
+        bases: Sequence[str],
         operator: str | None = None,
     ) -> None:
         """``operator``: the organisation that runs this server, by name; None: none does."""
@@ -62,7 +62,7 @@ class AdminDesk:
         self._operator = operator
         self._authenticate = authenticate
         self.peppers = peppers
-        self.base_model = base_model
+        self.bases = bases  # served names
 
     def needs(self, right: Right) -> dict[str, Any]:
         """What a route's decorator takes, so that nothing of a request is read before its key.

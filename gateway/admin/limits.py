@@ -103,9 +103,9 @@ def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level
 
 
 async def _models(desk: AdminDesk, visit: Visit, project_id: str) -> list[str]:
-    """What a project's rates may be for: the base, and each of its adapters."""
+    """What a project's rates may be for: the bases, and each of its adapters."""
     rows = await AdapterRepository(visit.session, project_id).all()
-    return [desk.base_model, *dict.fromkeys(r.name for r in rows if r.state == AdapterState.READY)]
+    return [*desk.bases, *dict.fromkeys(r.name for r in rows if r.state == AdapterState.READY)]
 
 
 def _rates(model: str, rates: Rates) -> Json:

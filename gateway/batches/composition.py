@@ -20,7 +20,7 @@ from gateway.files.store import FileStore
 from gateway.files.sweep import FileSweep
 from gateway.inference.embedding_frames import EmbeddingFrames
 from gateway.inference.frames import ChatFrames, CompletionFrames
-from gateway.inference.intake import Intake
+from gateway.inference.intakes import Reads
 from gateway.inference.pipeline import Endpoint
 from gateway.inference.services import Services
 from gateway.snapshot import LiveSnapshot
@@ -38,7 +38,7 @@ class Batches:
         settings: Settings,
         database: Database,
         services: Services,
-        intake: Intake,
+        intake: Reads,
         snapshot: LiveSnapshot,
         *,
         owner: str,

@@ -1,8 +1,10 @@
 """What every public model name means, in memory. Reads no database.
 
-Within a project: the base's served name (reserved: no adapter can take it), ``name`` for the newest
-version, ``name@version``, and aliases, which come before names. Then what other projects granted,
-where no name of its own is in the way. A foreign name and a missing one are the same refusal.
+Within a project: the bases' served names (reserved: no adapter can take one), ``name`` for the
+newest version, ``name@version``, and aliases, which come before names. An adapter brings its base
+along, so an alias that moves to a version for another base moves to that base. Then what other
+projects granted, where no name of its own is in the way. A foreign name and a missing one are the
+same refusal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,8 +12,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from engine.protocol import AdapterRef
+from gateway.catalog.bases import Bases
 from gateway.catalog.target import Target
-from gateway.errors import ModelNotFound
+from gateway.errors import BaseNotServed, ModelNotFound
 
 BASE_OWNER = "loratorio"
 
@@ -28,6 +31,7 @@ class AdapterEntry:
     adapter: AdapterRef
     created: int  # unix seconds
     pinned: bool = False
+    base: str = ""  # fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +57,13 @@ class _Meaning:
     percent: int = 0
 
     def for_subject(self, subject: str) -> Target:
-        if self.canary is None or _place(self.target.public_name, subject) >= self.percent:
-            return self.target
-        return self.canary
+        """Raises BaseNotServed."""
+        chosen = self.target
+        if self.canary is not None and _place(chosen.public_name, subject) < self.percent:
+            chosen = self.canary
+        if not chosen.base_model:
+            raise BaseNotServed(chosen.public_name)
+        return chosen
 
 
 class Catalogue:
@@ -63,23 +71,27 @@ class Catalogue:
 
     def __init__(
         self,
-        base_model: str,
+        bases: Bases,
         created: int,
         entries: Iterable[AdapterEntry],
         aliases: Iterable[AliasEntry] = (),
         grants: Iterable[GrantEntry] = (),
     ) -> None:
-        self.base = Target(
-            public_name=base_model,
-            base_model=base_model,
-            created=created,
-            name=base_model,
-            owner=BASE_OWNER,
-        )
+        self._bases = bases
+        self.bases = {
+            name: Target(
+                public_name=name, base_model=name, created=created, name=name, owner=BASE_OWNER
+            )
+            for name in bases.names
+        }
         self._meanings: dict[str, dict[str, _Meaning]] = {}  # project -> public name
         self._listed: dict[str, list[Target]] = {}  # project -> what a client is shown, by name
         ordered = sorted(entries, key=lambda entry: entry.version)
-        self.pinned = frozenset(entry.adapter for entry in ordered if entry.pinned)
+        self.pinned = frozenset(
+            (base, entry.adapter)
+            for entry in ordered
+            if entry.pinned and (base := bases.name_of(entry.base)) is not None
+        )
         self.digests = frozenset(entry.adapter.digest for entry in ordered)
         self._name_versions(ordered)
         self._name_aliases(aliases, {entry.id: entry for entry in ordered})
@@ -89,13 +101,14 @@ class Catalogue:
             for name, meaning in meanings.items():
                 if (adapter := meaning.target.adapter) is not None:
                     self._names.setdefault(adapter.digest, []).append(name)
-            shown = sorted(name for name in meanings if "@" not in name and name != base_model)
-            self._listed[project] = [meanings[name].target for name in shown]
+            shown = sorted(name for name in meanings if "@" not in name and name not in self.bases)
+            targets = [meanings[name].target for name in shown]
+            self._listed[project] = [target for target in targets if target.base_model]
 
     def resolve(self, project: str, name: str, subject: str = "") -> Target:
-        """``subject``: who asks, for a canary's share. Raises ModelNotFound."""
-        if name == self.base.public_name:
-            return self.base
+        """``subject``: who asks, for a canary's share. Raises ModelNotFound, BaseNotServed."""
+        if (base := self.bases.get(name)) is not None:
+            return base
         meaning = self._meanings.get(project, {}).get(name)
         if meaning is None:
             raise ModelNotFound(name)
@@ -106,8 +119,8 @@ class Catalogue:
         return sorted(set(self._names.get(digest, ())), key=lambda name: (len(name), name))
 
     def models(self, project: str) -> list[Target]:
-        """The base, then the project's adapters by name: what ``/v1/models`` lists."""
-        return [self.base, *self._listed.get(project, ())]
+        """The bases, then the project's adapters by name: what ``/v1/models`` lists."""
+        return [*self.bases.values(), *self._listed.get(project, ())]
 
     def _name_versions(self, ordered: Iterable[AdapterEntry]) -> None:
         for entry in ordered:
@@ -140,7 +153,7 @@ class Catalogue:
     def _target(self, entry: AdapterEntry, public_name: str) -> Target:
         return Target(
             public_name=public_name,
-            base_model=self.base.public_name,
+            base_model=self._bases.name_of(entry.base) or "",
             adapter=entry.adapter,
             adapter_id=entry.id,
             created=entry.created,

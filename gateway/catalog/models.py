@@ -52,6 +52,7 @@ class Adapter(Tenanted):
     report: Mapped[str | None] = mapped_column(Text, deferred=True)
     invocation: Mapped[str | None] = mapped_column(Text)  # JSON: the tokens that invoke an aLoRA
     pinned: Mapped[bool] = mapped_column(server_default=false())  # kept close to the engines
+    base_fingerprint: Mapped[str] = mapped_column(String(80), server_default="")  # "": the first
 
 
 class AdapterAlias(Tenanted):

@@ -39,6 +39,7 @@ class Facts:
     nbytes: int = 0
     report: str | None = None  # JSON
     invocation: str | None = None  # JSON
+    base: str = ""  # fingerprint of the base it is for
 
     @classmethod
     def of(cls, report: LoadReport, told: Mapping[str, object]) -> "Facts":
@@ -47,6 +48,7 @@ class Facts:
             nbytes=report.nbytes,
             report=orjson.dumps(told).decode(),
             invocation=orjson.dumps(report.invocation).decode() if report.invocation else None,
+            base=report.base_fingerprint,
         )
 
 
@@ -86,6 +88,7 @@ class CatalogService:
             nbytes=facts.nbytes,
             report=facts.report,
             invocation=facts.invocation,
+            base_fingerprint=facts.base,
             pinned=any(row.pinned for row in versions if row.state == AdapterState.READY),
         )
         self._rows.add(row)

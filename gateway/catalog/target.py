@@ -8,7 +8,7 @@ from engine.protocol import AdapterRef
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     public_name: str  # as the client wrote it, and as answers repeat it
-    base_model: str  # the base's served name
+    base_model: str  # its base's served name; "" where that base is not served
     adapter: AdapterRef | None = None
     adapter_id: str | None = None  # adp_…
     created: int = 0  # unix seconds

@@ -37,6 +37,7 @@ def add_push(group: Any) -> None:
     )
     parser.add_argument("--tenant", metavar="NAME", help="whose it is, with an admin key")
     parser.add_argument("--force", action="store_true", help="although it names another base")
+    parser.add_argument("--base-model", default="", metavar="NAME", help="where several fit")
     parser.add_argument("--base-fingerprint", default="", metavar="HASH", help="trained on")
     parser.add_argument(
         "--part-mb", type=_part_mb, default=PART_BYTES >> 20, metavar="MB", help="of each part"
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         "name": arguments.name or arguments.folder.resolve().name,
         "alias": arguments.alias,
         "force": arguments.force,
+        "base_model": arguments.base_model,
         "base_fingerprint": arguments.base_fingerprint,
     }
     bar = ByteBar(sys.stderr, bundle.nbytes)

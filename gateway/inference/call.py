@@ -70,7 +70,7 @@ class Call:
             prompts = len(order.prompts)
             self._purse = Purse(services.limiter, hold.lease, hold.demand, prompts=prompts)
         submits = order.submits(self._purse)
-        self._answer = Answer(order, services.tokenizer)
+        self._answer = Answer(order, services.tokenizer_of(order.target.base_model))
         stopped = self._answer.stopped
         crew = services.fleet.of(order.target.base_model)
         self._generation = Generation(crew, submits, self._purse, stopped=stopped)

@@ -95,7 +95,8 @@ class Pipeline:
         if order.options.ignored:
             reply.headers["x-ignored-params"] = listed(order.options.ignored)
         with self._room.taken(principal.project):
-            frames = endpoint.frames(order, self._do.tokenizer, created=int(time.time()))
+            tokenizer = self._do.tokenizer_of(order.target.base_model)
+            frames = endpoint.frames(order, tokenizer, created=int(time.time()))
             call = Call(self._do, order, Hold(lease, demand, tariff), frames=frames, reply=reply)
             with self._using(order):
                 await call.run(request)

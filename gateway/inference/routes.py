@@ -30,7 +30,7 @@ from gateway.ids import new_id
 from gateway.inference.body import Object
 from gateway.inference.embedding_frames import EmbeddingFrames
 from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
-from gateway.inference.intake import Intake
+from gateway.inference.intakes import Reads
 from gateway.inference.pipeline import Endpoint, Pipeline
 from gateway.inference.services import Services
 from gateway.inference.tokenization import Tokenization
@@ -69,7 +69,7 @@ class Routes:
     def __init__(
         self,
         services: Services,
-        intake: Intake,
+        intake: Reads,
         names: Names,
         *,
         tokenization: Tokenization,

@@ -1,7 +1,7 @@
 """What a request needs on its way, made once by the composition root."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -54,7 +54,7 @@ class Services:
     limiter: Limiter
     recorder: Recorder
     fleet: Fleet
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # of the first base
     metrics: Metrics
     max_body_bytes: int
     max_inflight: int
@@ -62,3 +62,7 @@ class Services:
     tariff: TariffOf = unpriced
     tracing: Tracing | None = None  # None: requests are not traced
     residents: Residents | None = None  # None: nobody waits for adapters to be free
+    other_tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)  # by base
+
+    def tokenizer_of(self, base: str) -> Tokenizer:
+        return self.other_tokenizers.get(base, self.tokenizer)

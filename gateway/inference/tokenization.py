@@ -3,10 +3,10 @@
 Nothing is generated and no token is billed; as a request it counts.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.fleet.crew import Crew
 from gateway.fleet.fleet import Fleet
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object
@@ -24,8 +24,16 @@ class Tokenization:
     """Its methods raise InvalidRequest and ModelNotFound."""
 
     def __init__(
-        self, names: Names, prompts: Prompts, fleet: Fleet, sight: Sight | None = None
+        self,
+        names: Names,
+        prompts: Prompts,
+        fleet: Fleet,
+        sight: Sight | None = None,
+        *,
+        others: "Mapping[str, Tokenization] | None" = None,
     ) -> None:
+        """``others``: of the bases beside the first, by their names."""
+        self._others = others or {}
         self._sight = sight
         self._names = names
         self._prompts = prompts
@@ -34,7 +42,10 @@ class Tokenization:
     async def tokens(self, body: Object, principal: Principal) -> dict[str, Any]:
         """Of a ``prompt``, or of a chat's ``messages`` as its template renders them."""
         fields = Fields(body)
-        crew = self._crew(fields, principal)
+        base = self._base(fields, principal)
+        if (other := self._others.get(base or "")) is not None:
+            return await other.tokens(body, principal)
+        crew = self._fleet.first if base is None else self._fleet.of(base)
         spelled = fields.flag("return_token_strs")
         text = fields.text("prompt")
         if text is None and body.get("messages") is None:
@@ -64,7 +75,8 @@ class Tokenization:
 
     async def text(self, body: Object, principal: Principal) -> dict[str, Any]:
         fields = Fields(body)
-        self._crew(fields, principal)
+        if (other := self._others.get(self._base(fields, principal) or "")) is not None:
+            return await other.text(body, principal)
         values = fields.take("tokens")
         if values is None:
             raise missing("tokens")
@@ -85,8 +97,8 @@ class Tokenization:
             "model_max_length": self._fleet.first.context,
         }
 
-    def _crew(self, fields: Fields, principal: Principal) -> Crew:
+    def _base(self, fields: Fields, principal: Principal) -> str | None:
         """All names of one base have one tokenizer; a name that is given must exist."""
         if "model" not in fields.unread:
-            return self._fleet.first
-        return self._fleet.of(self._names.resolve(principal, read_model(fields)).base_model)
+            return None
+        return self._names.resolve(principal, read_model(fields)).base_model

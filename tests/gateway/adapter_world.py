@@ -111,7 +111,7 @@ async def gateway(
     store = open_store(place, cache=root / "cache")
     quota = Quota(limits.get("adapters", 20), limits.get("bytes", 1 << 20))
     publisher = Publisher(
-        database, staging, store, BASED, Canary(fleet, (), enabled=False), quota=quota
+        database, staging, store, {"base": BASED}, Canary(fleet, (), enabled=False), quota=quota
     )
     residents = Residents(fleet, live)
     callers = Callers(Gate(live, open_to_this_machine=False), database)

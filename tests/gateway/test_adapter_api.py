@@ -339,7 +339,7 @@ async def test_pinned_adapters_are_known_to_the_snapshot(world, tmp_path):
     told = (await world.push("support", adapter(tmp_path / "a"))).json()
     await world.call("PUT", "/v1/adapters/support/pin")
     await world.live.refresh()
-    assert {ref.digest for ref in world.live.pinned} == {told["digest"]}
+    assert {ref.digest for _, ref in world.live.pinned} == {told["digest"]}
     await world.call("DELETE", "/v1/adapters/support/pin")
     await world.live.refresh()
     assert world.live.pinned == frozenset()

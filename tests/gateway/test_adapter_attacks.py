@@ -271,7 +271,7 @@ async def test_gateways_that_publish_one_name_at_once_take_numbers_of_their_own(
     assert len(rows) == 4
     one = world.publisher
     others = [
-        Publisher(one.database, one.staging, one._store, one._base, one._canary, quota=one.quota)
+        Publisher(one.database, one.staging, one._store, one._bases, one._canary, quota=one.quota)
         for _ in rows
     ]
     accepted = await asyncio.gather(

@@ -64,7 +64,7 @@ async def trying(
     async def attempt(*, alpha: float = 8, **sizes: float) -> Tried:
         settings = config(target_modules=list(MODULES), lora_alpha=alpha)
         digest = store.put(write_adapter(root / "adapter", settings, factors(base, **sizes)))
-        return await canary.run(AdapterRef(digest, 4))
+        return await canary.run(AdapterRef(digest, 4), "")
 
     engine = LiveEngine(model, root / "store", address, dtype=dtype, reference=reference)
     with engine:
@@ -147,20 +147,20 @@ async def test_what_changes_nothing_is_a_warning(model, tmp_path):
 async def test_an_engine_that_is_away_or_full_refuses_no_adapter(tmp_path):
     fleet = Fleet(Static(()), gateway="test")
     with pytest.raises(NoEngine):
-        await Canary(fleet, PROBE).run(AdapterRef("d" * 64, 4))
+        await Canary(fleet, PROBE).run(AdapterRef("d" * 64, 4), "")
     address = f"unix:{tmp_path / 'e.sock'}"
     fleet = Fleet(Static((address,)), gateway="test")
     async with FakeEngine(address, credits=0):
         connecting = asyncio.create_task(fleet.run())
         await until(lambda: fleet.ready)
         with pytest.raises(Unavailable, match="queue_full"):
-            await Canary(fleet, PROBE).run(AdapterRef("d" * 64, 4))
+            await Canary(fleet, PROBE).run(AdapterRef("d" * 64, 4), "")
         connecting.cancel()
 
 
 async def test_a_canary_that_is_off_says_so():
     tried = await Canary(Fleet(Static(()), gateway="test"), PROBE, enabled=False).run(
-        AdapterRef("d" * 64, 4)
+        AdapterRef("d" * 64, 4), ""
     )
     assert tried.facts()["mean_kl"] is None
     assert "without" in tried.warnings[0]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from engine.protocol import AdapterRef
+from gateway.catalog.bases import Bases, ServedBase
 from gateway.catalog.catalogue import AdapterEntry, AliasEntry, Catalogue
 from gateway.catalog.intake import Intake
 from gateway.catalog.repository import AdapterRepository
@@ -35,7 +36,7 @@ def catalogue() -> Catalogue:
         *(entry("support", 10), entry("support", 9), entry("json")),
         *(entry("support", 1, "prj_b"), entry("smol", 1, "prj_b")),
     ]
-    return Catalogue("smol", 50, entries)
+    return Catalogue(Bases([ServedBase("smol")]), 50, entries)
 
 
 def test_a_name_alone_is_the_newest_version(catalogue):
@@ -84,7 +85,9 @@ def test_an_alias_is_listed_under_its_own_name_for_its_project_alone():
         AliasEntry(project="prj_a", name="json", adapter_id="adp_prj_a_support_9"),
         AliasEntry(project="prj_b", name="gone", adapter_id="adp_prj_b_never_1"),
     ]
-    catalogue = Catalogue("smol", 50, [entry("support", 9), entry("json")], aliases)
+    catalogue = Catalogue(
+        Bases([ServedBase("smol")]), 50, [entry("support", 9), entry("json")], aliases
+    )
     listed = {target.public_name: target.adapter_id for target in catalogue.models("prj_a")}
     assert listed == {
         "smol": None,

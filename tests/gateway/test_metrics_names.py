@@ -4,6 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.protocol import AdapterRef
+from gateway.catalog.bases import Bases, ServedBase
 from gateway.catalog.catalogue import AdapterEntry, AliasEntry, Catalogue
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
@@ -34,7 +35,7 @@ def entry(name: str, version: int, digest: str) -> AdapterEntry:
 def samples() -> dict[str, list[dict[str, str]]]:
     entries = [entry("sql", 1, A), entry("sql", 2, B)]
     aliases = [AliasEntry(project="prj_1", name="prod", adapter_id="adp_sql1")]
-    catalogue = Catalogue("base", 1, entries, aliases)
+    catalogue = Catalogue(Bases([ServedBase("base")]), 1, entries, aliases)
     projects = {ACME: ("prj_1", 'the "acme"')}
     told = Names(catalogue.names_of, projects.get).told(PAGE)
     found: dict[str, list[dict[str, str]]] = {}

@@ -19,7 +19,7 @@ DIGEST = "d" * 64  # of "support"
 
 @dataclass
 class Wanted:
-    pinned: list[AdapterRef] = field(default_factory=list)
+    pinned: list[tuple[str, AdapterRef]] = field(default_factory=list)
     digests: set[str] = field(default_factory=lambda: {DIGEST})
     ends: dict[str, float] = field(default_factory=dict)
 

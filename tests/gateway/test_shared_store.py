@@ -43,7 +43,7 @@ async def test_what_is_uploaded_here_is_tried_and_served_there(s3, database, tmp
             connecting = asyncio.create_task(fleet.run())
             await until(lambda: fleet.ready)
             canary = Canary(fleet, list(range(3, 40)))
-            tried = await canary.run(AdapterRef(told["digest"], told["rank"]))
+            tried = await canary.run(AdapterRef(told["digest"], told["rank"]), "")
             connecting.cancel()
         assert tried.effect_kl is not None
         assert tried.effect_kl > 1e-3
