@@ -43,9 +43,13 @@ class Handing:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(SEED_BITS))
         ticket = Ticket(secrets.token_hex(16), secrets.token_bytes(SECRET_BYTES))
         self.submit = msgspec.structs.replace(submit, sampling=sampling, ticket=ticket)
-        there = msgspec.structs.replace(ticket, to=taker.welcome.takes)
         self._given = msgspec.structs.replace(
-            self.submit, ticket=there, n=1, max_tokens=1, granted=None
+            self.submit,
+            request=f"{submit.request}/{ticket.name}",  # tried again it is another
+            ticket=msgspec.structs.replace(ticket, to=taker.welcome.takes),
+            n=1,
+            max_tokens=1,
+            granted=None,
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -62,15 +66,16 @@ class Handing:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._tell_given()
+        self.over()
 
-    def _tell_given(self) -> None:
+    def over(self) -> None:
+        """The giver has nothing more to do; also where it was never entered. Idempotent."""
         given, self._told = self._told, lambda: None
         given()
 
     async def _give(self) -> None:
         gave = await self._gave()
-        self._tell_given()
+        self.over()
         if not gave:
             self._taker.tell(Forgo(self.submit.request))
 

@@ -46,6 +46,7 @@ from gateway.db import Database
 from gateway.expiry import CreditExpiry
 from gateway.fleet.directory import open_directory
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.handoffs import HandoffRule
 from gateway.health import Health
 from gateway.http import Asgi, Receive, Scope, Send
 from gateway.idempotency.answers import Answers, MemoryAnswers
@@ -111,6 +112,7 @@ class Application:
             bases=self._bases.fingerprints,
             silence_s=settings.engine_silence_s,
             credentials=settings.engine_credentials,
+            handoffs=HandoffRule(settings.handoff_least_tokens, settings.handoff_queue_tokens),
         )
         self._routes: Asgi | None = None
         self._health: Health | None = None

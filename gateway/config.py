@@ -140,6 +140,8 @@ class Settings:
     max_body_bytes: int = 8 << 20
     max_inflight: int = 1024  # requests admitted at once, over all engines
     request_timeout_s: float = 600.0
+    handoff_least_tokens: int = 256  # of a prompt that an engine of role prefill computes
+    handoff_queue_tokens: int = 32_768  # of prompts that may wait there; beyond, nobody's is sent
     engine_silence_s: float = 30.0  # after which an engine whose loop does not answer is lost
     usage_retention_days: int | None = None  # of single events; None: for ever
     alert_webhook_url: str | None = None  # of the operator; None: nobody is told of spending
@@ -189,7 +191,7 @@ class Settings:
                 raise ConfigError(f"{name}={getattr(self, name)} must be between 0 and 65535")
         for name in (
             "max_body_bytes", "max_inflight", "request_timeout_s", "epoch_poll_s",
-            "engine_silence_s",
+            "engine_silence_s", "handoff_least_tokens", "handoff_queue_tokens",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")

@@ -1,8 +1,12 @@
 """The engines that serve one base, as this gateway sees them."""
 
 from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
 
+from engine.client import Stream
+from engine.protocol import Submit
 from gateway.errors import NoEngine
+from gateway.fleet.handoffs import HandoffRule, Handoffs, gives_only
 from gateway.fleet.member import Member
 from gateway.fleet.router import Router, Wish
 
@@ -12,8 +16,9 @@ RETRY_SECONDS = 1.0  # what a client is told to wait when no engine answers
 class Crew:
     """Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: HandoffRule | None = None) -> None:
         self.members: list[Member] = []
+        self._handoffs = Handoffs(rule or HandoffRule())
         self._router: Router[Member] = Router()
 
     def join(self, member: Member) -> None:
@@ -22,18 +27,21 @@ class Crew:
             self.members.append(member)
         if member.welcome is not None:
             self._router.page_tokens = member.welcome.page_tokens
-        if member.usable:
+        if gives_only(member):
+            self._handoffs.join(member)
+        elif member.usable:
             self._router.join(member)
 
     def leave(self, member: Member) -> None:
         if member in self.members:
             self.members.remove(member)
         self._router.leave(member)
+        self._handoffs.leave(member)
 
     def refresh(self) -> None:
         """Who came back, and how busy everybody is."""
         for member in self.members:
-            if member.usable:
+            if member.usable and not gives_only(member):
                 self._router.join(member)
         self._router.refresh()
 
@@ -75,6 +83,13 @@ class Crew:
                 raise no_engine()
             chosen = min(left, key=lambda member: member.load)
         return chosen
+
+    def asked(self, member: Member, submit: Submit) -> AbstractAsyncContextManager[Stream]:
+        """The stream of a chosen engine, whoever computes the prompt. Raises EngineLost."""
+        giver = self._handoffs.giver(member, submit)
+        if giver is None:
+            return member.generate(submit)
+        return self._handoffs.handed(giver, member, submit)
 
 
 def no_engine() -> NoEngine:

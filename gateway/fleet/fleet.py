@@ -12,6 +12,7 @@ from functools import partial
 from engine.tls import NO_CREDENTIALS, Credentials
 from gateway.fleet.crew import Crew
 from gateway.fleet.directory import LOOK_S, Directory
+from gateway.fleet.handoffs import HandoffRule
 from gateway.fleet.member import SILENCE_S, Member
 from gateway.fleet.unavailable import DirectoryUnavailable
 
@@ -31,6 +32,7 @@ class Fleet:
         bases: Mapping[str, str] | None = None,
         silence_s: float = SILENCE_S,
         credentials: Credentials = NO_CREDENTIALS,
+        handoffs: HandoffRule | None = None,
     ) -> None:
         """``bases``: name -> fingerprint. Without, every engine serves the one base there is."""
         self._directory = directory
@@ -42,7 +44,7 @@ class Fleet:
             arrived=self._arrived,
         )
         self._by_fingerprint = {digest: name for name, digest in (bases or {}).items()}
-        self._crews = {name: Crew() for name in bases or ("",)}
+        self._crews = {name: Crew(handoffs) for name in bases or ("",)}
         self._running: dict[Member, asyncio.Task[None]] = {}
         self.members: list[Member] = []
         self._list(directory.known)

@@ -75,7 +75,7 @@ class Generation:
             tried.append(member)
             heard = False
             try:
-                async with member.generate(submit) as stream:
+                async with self._crew.asked(member, submit) as stream:
                     self._streams[position] = stream
                     self._name(member, position)
                     outputs = await stream.batch()

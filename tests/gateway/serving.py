@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from engine.protocol import AdapterRef, BaseInfo, Submit
+from engine.protocol import AdapterRef, BaseInfo, Role, Submit
 from engine.seeing import Seeing
 from gateway.adapter_api.residents import Residents
 from gateway.catalog.target import Target
@@ -24,6 +24,7 @@ from gateway.db import Database
 from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.handoffs import HandoffRule
 from gateway.health import Health
 from gateway.idempotency.answers import Answers, MemoryAnswers
 from gateway.identity.principal import Principal
@@ -231,6 +232,8 @@ async def serving(
     residents: "Callable[[Fleet], Residents] | None" = None,
     seeing: Seeing | None = None,
     tracing: Tracing | None = None,
+    roles: Sequence[Role] = (),
+    handoffs: HandoffRule | None = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -243,10 +246,13 @@ async def serving(
         )
         for _ in range(engines)
     ]
+    for fake, role in zip(fakes, roles, strict=False):
+        takes = "" if role is Role.PREFILL else "tcp:taker:1"
+        fake.welcome = structs.replace(fake.welcome, role=role, takes=takes)
     for fake in fakes:
         await fake.__aenter__()
     addresses = tuple(fake.address for fake in fakes)
-    fleet = Fleet(Static(addresses), gateway="test")
+    fleet = Fleet(Static(addresses), gateway="test", handoffs=handoffs)
     running = asyncio.create_task(fleet.run())
     threads = ThreadPoolExecutor(1)
     model_dir = build_model_dir(folder / "model")
