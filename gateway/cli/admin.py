@@ -74,6 +74,7 @@ def _families() -> Iterable[Family]:
         Family("top", "add", {"top": "watch engines, tenants and adapters live"}),
         Family("drain", "add", {"drain": "have an engine finish what it has, and end"}),
         Family("apply", "add", {"apply": "bring about what a file of tenants says"}),
+        _group("import", "imports", "tenants of another server as a file for apply"),
         Family(
             "backup",
             "add",

@@ -18,8 +18,10 @@ READ_ONLY = {
     "tenant list", "key list", "adapter list", "credit list", "price list", "period list", "usage",
     "reconcile", "export", "doctor", "top", "user list", "sink list",
 }  # fmt: skip
-# Through the API; its own notes; no tenant's; the log's own
-ELSEWHERE = {"adapter push", "apply", "prepare", "settle"}
+# Through the API; its own notes; no tenant's; the log's own; files alone; all; an engine
+ELSEWHERE = {
+    "adapter push", "apply", "prepare", "settle", "import litellm", "backup", "restore", "drain",
+}  # fmt: skip
 
 
 def commands() -> set[str]:
