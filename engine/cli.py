@@ -102,6 +102,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel-size", type=int, metavar="N", default=d.tensor_parallel_size,
         help="GPUs that compute the model together",
     )  # fmt: skip
+    parser.add_argument(
+        "--disable-custom-all-reduce", action="store_true",
+        help="sums over GPUs are NCCL's alone, not made in each other's memory",
+    )  # fmt: skip
     parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences per pass")
     parser.add_argument(
@@ -176,7 +180,8 @@ SAME_NAME = (
     "name", "served_model_name", "metrics_port", "metrics_host",
     "otlp_traces_endpoint", "advertise",
     "adapter_store", "data_dir", "device", "dtype", "kv_cache_dtype", "head_dtype", "threads",
-    "deterministic", "enforce_eager", "tensor_parallel_size", "max_model_len",
+    "deterministic", "enforce_eager", "tensor_parallel_size",
+    "disable_custom_all_reduce", "max_model_len",
     "max_num_batched_tokens",
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",

@@ -127,7 +127,7 @@ def build_runner(config: EngineConfig) -> Built[LaidOut]:
     lead = Lead(chosen)
     try:
         lead.await_ready()
-        group = Group(lead.meeting, 0, size, source.device)
+        group = _joined(config, lead.meeting, 0, source)
         return _built(chosen, source, Member(group, shard, lead))
     except EngineError:
         lead.close()
@@ -146,7 +146,7 @@ def build_follower(
     source = _Source.of(config, number)
     shard = Shard(number, config.tensor_parallel_size, source.spec)
     wire.send(Ready())
-    group = Group(Path(begin.meeting), number, config.tensor_parallel_size, source.device)
+    group = _joined(config, Path(begin.meeting), number, source)
     member = Member(group, shard)
     part = _part(config, _load(config, source, member), member)
     pantry = Pantry(supply, part.adapters.lay_out)
@@ -154,6 +154,13 @@ def build_follower(
     gc.collect()
     gc.freeze()  # as in an engine that serves
     return Follower(wire, part.runner, part.memory, part.adapters, pantry, part.swap)
+
+
+def _joined(config: EngineConfig, meeting: Path, member: int, source: _Source) -> Group:
+    return Group(
+        meeting, member, config.tensor_parallel_size, source.device,
+        peer_memory=not config.disable_custom_all_reduce,
+    )  # fmt: skip
 
 
 def _chosen(config: EngineConfig, source: _Source) -> EngineConfig:

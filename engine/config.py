@@ -70,6 +70,7 @@ class EngineConfig:
     deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
     enforce_eager: bool = False
     tensor_parallel_size: int = 1  # members that compute the model together, a device each
+    disable_custom_all_reduce: bool = False  # their sums are NCCL's alone
 
     speculation: SpeculationSettings | None = None  # None: a token a pass
 

@@ -43,6 +43,7 @@ class Options:
     head_dtype: HeadDtype
     eager: bool
     tensor_parallel_size: int
+    disable_custom_all_reduce: bool
     layers: int | None  # of the shape, the first so many; None: all
     cache: Path
     out: Path
@@ -100,6 +101,7 @@ def parse(argv: Sequence[str]) -> Options:
         "--tensor-parallel-size", type=count, default=1, metavar="N",
         help="GPUs that compute the model together",
     )  # fmt: skip
+    parser.add_argument("--disable-custom-all-reduce", action="store_true")
     parser.add_argument("--layers", type=count, metavar="N", help="of the shape, the first N alone")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))

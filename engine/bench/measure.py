@@ -102,6 +102,7 @@ def _engine(options: Options, shape: Shape) -> LoneEngine:
         enable_prefix_caching=False,  # every prompt is computed, also one met before
         kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
         tensor_parallel_size=options.tensor_parallel_size,
+        disable_custom_all_reduce=options.disable_custom_all_reduce,
         max_step_s=60.0,  # prompts are not held back: all rows of a mix decode together
     )  # fmt: skip
     engine = LoneEngine(config)
@@ -141,5 +142,6 @@ def _report(options: Options, bench: str, device: str, rows: Callable[[], list[R
     name += "-head-int8" if options.head_dtype == HeadDtype.INT8 else ""
     members = options.tensor_parallel_size
     name += f"-tp{members}" if members > 1 else ""
+    name += "-nccl" if options.disable_custom_all_reduce else ""
     print(report.write(options.out, name, dict(versions())))
     return 0

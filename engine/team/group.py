@@ -1,8 +1,9 @@
 """The collectives of a team's members. Every member calls the same ones in the same order.
 
-On CUDA they are NCCL's, launched on the current stream, so that a captured graph has them in it; on
-a CPU gloo's. Sums are taken in the compute dtype on CUDA and in float32 on a CPU. Between two
-members the order of addends changes no bit.
+On CUDA they are launched on the current stream, so that a captured graph has them in it: NCCL's,
+and for sums of few rows one launch over each other's memory where that can be reached. On a CPU
+they are gloo's. Sums are of numbers in the compute dtype on CUDA and in float32 on a CPU. Between
+two members the order of addends changes no bit.
 """
 
 import datetime
@@ -12,6 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from engine.team.peer_memory import open_peers
+from kernels.peer_sum import peer_sum
 from kernels.planes import summed
 
 PATIENCE_S = 120.0  # for another member, before a collective is given up
@@ -20,8 +23,17 @@ PATIENCE_S = 120.0  # for another member, before a collective is given up
 class Group:
     """Joined by making it, left by ``leave``. One a process: torch keeps it as its default."""
 
-    def __init__(self, meeting: Path, member: int, size: int, device: torch.device) -> None:
-        """``meeting``: a file that does not exist yet, the same for all members."""
+    def __init__(
+        self,
+        meeting: Path,
+        member: int,
+        size: int,
+        device: torch.device,
+        *,
+        peer_memory: bool = True,
+    ) -> None:
+        """``meeting``: a file that does not exist yet, the same for all members.
+        ``peer_memory``: whether to use it where it can be reached."""
         self.member, self.size, self._device = member, size, device
         cuda = device.type == "cuda"
         dist.init_process_group(
@@ -35,6 +47,8 @@ class Group:
             device_id=device if cuda else None,
         )
         self._gather = _gathering()
+        self._peers = open_peers(member, size, device) if cuda and peer_memory else None
+        self._most = 0 if self._peers is None else self._peers.room // max(1, size - 1)
 
     @property
     def leads(self) -> bool:
@@ -45,6 +59,9 @@ class Group:
     ) -> torch.Tensor:
         """[1, T, H] of ``dtype``, of addends on every member: [P, T, H], and perhaps one more."""
         cuda = self._device.type == "cuda"
+        size = planes.shape[-2] * planes.shape[-1] * dtype.itemsize
+        if self._peers is not None and size <= self._most:
+            return peer_sum(planes, addend, self._peers, dtype).unsqueeze(0)
         own = summed(planes, addend, dtype if cuda else torch.float32)
         dist.all_reduce(own)
         return own.to(dtype).unsqueeze(0)

@@ -20,6 +20,7 @@ OPS = [
     "lora_expand",
     "sample",
     "mask_tokens",
+    "peer_sum",
 ]
 
 
