@@ -22,6 +22,8 @@ def pictures(stem: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     bench = rows[0]["bench"] if rows else ""
     if bench == "decode":
         yield f"{stem}.svg", _decode(rows)
+    elif bench == "routing":
+        return  # the table says it: each metric has a unit of its own
     elif bench == "linear":
         for op in dict.fromkeys(row["op"] for row in rows):
             yield f"{stem}-{op}.svg", _linear(op, [row for row in rows if row["op"] == op])

@@ -81,12 +81,28 @@ def _section(path: Path, rows: Sequence[Row]) -> str:
         f"**{first['device']}, {path.stem}** "
         f"(commit `{first['commit']}`, {first['date']}): `{first['command']}`"
     )
-    table = _steps(rows) if first["bench"] == "decode" and _has_steps(rows) else _plain(rows)
+    if first["bench"] == "routing":
+        table = _policies(rows)
+    else:
+        table = _steps(rows) if first["bench"] == "decode" and _has_steps(rows) else _plain(rows)
     return "\n".join([head, "", *table])
 
 
 def _plain(rows: Sequence[Row]) -> list[str]:
     return [f"| {' | '.join(HEADERS)} |", "|---|---:|---|---:|---:|", *(_line(row) for row in rows)]
+
+
+def _policies(rows: Sequence[Row]) -> list[str]:
+    """One line a metric, one column a way to choose."""
+    names = list(dict.fromkeys(row["op"] for row in rows))
+    found = {(row["metric"], row["op"]): _number(row["value"]) for row in rows}
+    units = {row["metric"]: row["unit"] for row in rows}
+    what = f"{rows[0]['model']}, {rows[0]['adapters']:,} adapters"
+    lines = [f"| {what} | {' | '.join(names)} | unit |", "|---|" + "---:|" * len(names) + "---|"]
+    for metric, unit in units.items():
+        cells = [found.get((metric, name), "") for name in names]
+        lines.append(f"| {metric} | {' | '.join(cells)} | {unit} |")
+    return lines
 
 
 def _has_steps(rows: Sequence[Row]) -> bool:

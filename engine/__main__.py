@@ -116,6 +116,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         credits=config.credits,
         role=config.role,
         takes=wire.takes if wire else "",
+        seats=config.max_num_seqs,
     )
     server = Server(
         config.listen,

@@ -131,6 +131,7 @@ class Welcome(Message, frozen=True):
     credits: int
     role: Role = Role.BOTH
     takes: str = ""  # tcp:HOST:PORT where it takes pages of prompts; empty: nowhere
+    seats: int = 0  # sequences of a pass, of all gateways together; 0: not said
 
 
 class Image(Fact, frozen=True):

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NoReturn
 
 from gateway.cli import admin
@@ -32,6 +33,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:2] == ["bench", "routing"]:
+        return simulate_routing(given[2:])
     if given and given[0] in HANDED_ON:
         before, _help = HANDED_ON[given[0]]
         hand_on([*before, *given[1:]])
@@ -70,6 +73,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         console.fail(str(error))
         return 2
     return serve(options, console)
+
+
+def simulate_routing(arguments: Sequence[str]) -> int:
+    """It needs no engine, and the recorded times that lie in a checkout."""
+    if find_spec("bench") is None or find_spec("bench.routing") is None:
+        Console().fail("bench routing reads recorded step times: run it in a checkout")
+        return 1
+    os.execv(sys.executable, [sys.executable, "-m", "bench.routing", *arguments])  # noqa: S606
 
 
 def hand_on(arguments: Sequence[str]) -> NoReturn:

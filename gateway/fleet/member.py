@@ -87,18 +87,22 @@ class Member:
 
     @property
     def load(self) -> float:
-        """Share of the requests it allows us that are open; what others brought counts too."""
+        """Requests that are open, also of others, over those it runs at a time: 1.0 is full, and
+        beyond it they wait."""
         client = self.client
         if client is None:
             return 1.0
         told = client.load
         busy = max(client.open, told.running + told.waiting if told else 0)
-        return min(busy / max(client.welcome.credits, 1), 1.0)
+        return busy * self.share
 
     @property
     def share(self) -> float:
         """Of its load that one more request makes."""
-        return 1 / max(self._client.welcome.credits, 1) if self._client else 1.0
+        if self._client is None:
+            return 1.0
+        welcome = self._client.welcome
+        return 1 / max(welcome.seats or welcome.credits, 1)
 
     @property
     def resident(self) -> AbstractSet[str]:

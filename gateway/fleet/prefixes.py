@@ -5,7 +5,7 @@ with tenant and adapter, as the engines' own pages are. What is remembered is a 
 compares tokens. Two beginnings with one hash cost a wrong guess and nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -19,7 +19,7 @@ S = TypeVar("S")
 @dataclass(slots=True)
 class Prefixes(Generic[S]):
     most: int = MOST
-    _last: dict[int, S] = field(default_factory=dict)  # oldest first
+    _last: dict[int, S] = field(default_factory=dict)  # noted longest ago first
 
     def keys(self, salt: int, tokens: Sequence[int], page_tokens: int) -> list[int]:
         """Of every beginning in whole pages, the longest first. The same in every gateway."""
@@ -33,14 +33,16 @@ class Prefixes(Generic[S]):
         found.reverse()
         return found
 
-    def known(self, keys: Sequence[int]) -> Iterator[S]:
-        for key in keys:
-            if (seat := self._last.get(key)) is not None:
-                yield seat
+    def known(self, keys: Sequence[int]) -> list[S]:
+        """Who computed them, of the longest first."""
+        last = self._last
+        return [last[key] for key in keys if key in last]
 
     def note(self, keys: Sequence[int], seat: S) -> None:
+        last = self._last
         for key in keys:
-            self._last.pop(key, None)
-            self._last[key] = seat
-        while len(self._last) > self.most:
-            del self._last[next(iter(self._last))]
+            if last.get(key) is not seat:
+                last.pop(key, None)
+                last[key] = seat
+        while len(last) > self.most:
+            del last[next(iter(last))]

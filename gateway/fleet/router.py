@@ -22,13 +22,14 @@ import numpy.typing as npt
 
 from gateway.fleet.prefixes import Prefixes
 
-SATURATED = 0.90  # share of the requests an engine allows us that are open
+SATURATED = 0.90  # share of what an engine runs at a time
 RELAXED = 0.25  # an engine below this takes what it is best for, however idle the others are
 SPREAD = 1.25  # beyond that, how far above the mean load it may be
 SMALL = 16  # engines that are looked at before every decision
 SAMPLED = 4  # of many warm engines, how many are compared
-MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
-OPEN, SHUT = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0)
+MIX = np.uint32(0x9E3779B1)  # a prime near 2**32 over the golden ratio
+OPEN, SHUT = np.uint32(0xFFFFFFFF), np.uint32(0)
+FIRST_ROOM = 8  # engines for which there is room at first
 
 
 class Candidate(Protocol):
@@ -37,7 +38,7 @@ class Candidate(Protocol):
     @property
     def usable(self) -> bool: ...
     @property
-    def load(self) -> float: ...  # 0 idle, 1 full
+    def load(self) -> float: ...  # 0 idle, 1 full; more where requests wait
     @property
     def share(self) -> float: ...  # of its load that one more request makes
     @property
@@ -74,10 +75,8 @@ class Router(Generic[C]):
     _by_member: dict[Hashable, Seat[C]] = field(default_factory=dict)
     _warm: dict[str, list[Seat[C]]] = field(default_factory=dict)
     _prefixes: Prefixes[Seat[C]] = field(default_factory=Prefixes)
-    _keys: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(8, np.uint64))
-    _loads: npt.NDArray[np.float64] = field(default_factory=lambda: np.ones(8))
-    _open: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(8, np.uint64))
-    _scores: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(8, np.uint64))
+    _all: "_Arrays" = field(default_factory=lambda: _Arrays.of(FIRST_ROOM))
+    _now: "_Arrays" = field(default_factory=lambda: _Arrays.of(0))  # the part that is in use
     _bound: float = RELAXED
 
     def __len__(self) -> int:
@@ -88,11 +87,12 @@ class Router(Generic[C]):
         if id(member) in self._by_member:
             return
         seat = Seat(member, len(self._seats))
-        if seat.place == len(self._keys):
-            self._grow()
+        if seat.place == len(self._all.keys):
+            self._all = self._all.doubled()
         self._by_member[id(member)] = seat
         self._seats.append(seat)
-        self._keys[seat.place] = _stable(member.name)
+        self._all.keys[seat.place] = _stable(member.name)
+        self._now = self._all.first(len(self._seats))
         self._look(seat)
 
     def leave(self, member: C) -> None:
@@ -105,24 +105,27 @@ class Router(Generic[C]):
         last = self._seats.pop()
         if last is not seat:
             self._seats[seat.place] = last
-            self._keys[seat.place] = self._keys[last.place]
+            self._all.keys[seat.place] = self._all.keys[last.place]
             last.place = seat.place
             self._weigh(last, last.load)
+        self._now = self._all.first(len(self._seats))
 
     def refresh(self) -> None:
         """Look at every engine anew."""
         for seat in self._seats:
             self._look(seat)
-        if count := len(self._seats):
-            loads = self._loads[:count]
+        if self._seats:
+            loads = self._now.loads
             self._bound = min(max(RELAXED, SPREAD * float(loads.mean())), SATURATED)
-            self._open[:count] = np.where(loads < self._bound, OPEN, SHUT)
+            self._now.open[:] = np.where(loads < self._bound, OPEN, SHUT)
 
     def choose(self, wish: Wish, *, tried: Collection[C] = ()) -> C | None:
         """None where every engine was tried or is not usable."""
         if len(self._seats) <= SMALL:
             self.refresh()
-        keys = self._prefixes.keys(_salt(wish), wish.tokens, self.page_tokens)
+        keys: Sequence[int] = ()
+        if len(wish.tokens) > self.page_tokens:
+            keys = self._prefixes.keys(_salt(wish), wish.tokens, self.page_tokens)
         while True:
             seat = self._seat(wish, keys, tried)
             if seat is None or seat.member.usable:
@@ -144,7 +147,7 @@ class Router(Generic[C]):
                 return warm
             return self._winner(_stable(digest), tried)
         if keys:
-            return self._winner(np.uint64(keys[-1] & 0xFFFFFFFFFFFFFFFF), tried)
+            return self._winner(np.uint32(keys[-1] & 0xFFFFFFFF), tried)
         return self._idlest(tried)
 
     def _takes(self, seat: Seat[C], tried: Collection[C]) -> bool:
@@ -158,14 +161,14 @@ class Router(Generic[C]):
         fit = [seat for seat in warm if self._takes(seat, tried)]
         return min(fit, key=_load_of) if fit else None
 
-    def _winner(self, key: np.uint64, tried: Collection[C]) -> Seat[C] | None:
-        count = len(self._seats)
-        if not count:
+    def _winner(self, key: np.uint32, tried: Collection[C]) -> Seat[C] | None:
+        if not self._seats:
             return None
-        scores = self._scores[:count]
-        np.bitwise_xor(self._keys[:count], key, out=scores)
-        np.multiply(scores, MIX, out=scores)
-        np.bitwise_and(scores, self._open[:count], out=scores)
+        now = self._now
+        scores = now.scores
+        np.bitwise_xor(now.keys, key, scores)
+        np.multiply(scores, MIX, scores)
+        np.bitwise_and(scores, now.open, scores)
         for member in tried:
             if (seat := self._by_member.get(id(member))) is not None:
                 scores[seat.place] = 0
@@ -173,8 +176,8 @@ class Router(Generic[C]):
         return self._seats[best] if scores[best] else self._idlest(tried)
 
     def _idlest(self, tried: Collection[C]) -> Seat[C] | None:
-        if not tried and (count := len(self._seats)):
-            return self._seats[int(self._loads[:count].argmin())]
+        if not tried and self._seats:
+            return self._seats[int(self._now.loads.argmin())]
         left = [seat for seat in self._seats if seat.member not in tried]
         return min(left, key=_load_of, default=None)
 
@@ -188,8 +191,8 @@ class Router(Generic[C]):
                 self._warm.setdefault(digest, []).append(seat)
 
     def _weigh(self, seat: Seat[C], load: float) -> None:
-        seat.load = self._loads[seat.place] = load
-        self._open[seat.place] = OPEN if load < self._bound else SHUT
+        seat.load = self._all.loads[seat.place] = load
+        self._all.open[seat.place] = OPEN if load < self._bound else SHUT
 
     def _cool(self, seat: Seat[C], digests: AbstractSet[str]) -> None:
         for digest in digests:
@@ -198,12 +201,32 @@ class Router(Generic[C]):
             if not warm:
                 del self._warm[digest]
 
-    def _grow(self) -> None:
-        more = len(self._keys)
-        self._keys = np.concatenate([self._keys, np.zeros(more, np.uint64)])
-        self._loads = np.concatenate([self._loads, np.ones(more)])
-        self._open = np.concatenate([self._open, np.zeros(more, np.uint64)])
-        self._scores = np.zeros(2 * more, np.uint64)
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """By place: [engines] each."""
+
+    keys: npt.NDArray[np.uint32]  # hashes of names
+    loads: npt.NDArray[np.float64]
+    open: npt.NDArray[np.uint32]  # all bits, or none: whether the load is within the bound
+    scores: npt.NDArray[np.uint32]  # room for a decision
+
+    @classmethod
+    def of(cls, count: int) -> "_Arrays":
+        keys, closed = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
+        return cls(keys, np.ones(count), closed, np.zeros(count, np.uint32))
+
+    def first(self, count: int) -> "_Arrays":
+        """Views."""
+        each = (self.keys[:count], self.loads[:count], self.open[:count], self.scores[:count])
+        return _Arrays(*each)
+
+    def doubled(self) -> "_Arrays":
+        count = len(self.keys)
+        larger = _Arrays.of(2 * count)
+        larger.keys[:count], larger.loads[:count] = self.keys, self.loads
+        larger.open[:count] = self.open
+        return larger
 
 
 def _load_of(seat: Seat[C]) -> float:
@@ -211,10 +234,14 @@ def _load_of(seat: Seat[C]) -> float:
 
 
 def _salt(wish: Wish) -> int:
-    return int(_stable(f"{wish.tenant}/{wish.digest}")) if wish.tokens else 0
+    """The same in every gateway where it decides; with an adapter, the adapter does."""
+    if wish.digest is not None:
+        return hash((wish.tenant, wish.digest))
+    return int(_stable(wish.tenant)) if wish.tokens else 0
 
 
-def _stable(text: str) -> np.uint64:
+def _stable(text: str) -> np.uint32:
     """The same in every gateway."""
-    digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest))
+    return np.uint32(
+        int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=4).digest())
+    )

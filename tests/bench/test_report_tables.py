@@ -138,3 +138,19 @@ def test_each_unit_has_bars_of_its_own_and_a_single_number_none():
 def test_bars_of_nothing_are_refused():
     with pytest.raises(ValueError, match="no values"):
         bars("empty", "ms", ("ours",), [Group("a", (None,))])
+
+
+def test_ways_to_choose_an_engine_are_columns_beside_one_another(tmp_path: Path):
+    rows = [
+        asdict(row("routing", metric, value, model="9 engines", op=op, adapters=1234, unit="%"))
+        | {"device": "CPU", "commit": "c", "date": "2026-01-01", "command": "x"}
+        for op, value in (("ours", 90.0), ("random", 10.0))
+        for metric in ("warm", "found")
+    ]
+    rows.append(rows[0] | {"metric": "moved"})
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "routing.json").write_text(json.dumps(rows))
+    lines = report.render(tmp_path).splitlines()
+    assert "| 9 engines, 1,234 adapters | ours | random | unit |" in lines
+    assert "| warm | 90 | 10 | % |" in lines
+    assert "| moved | 90 |  | % |" in lines
