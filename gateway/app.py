@@ -19,6 +19,7 @@ from engine.protocol import Counts
 from gateway import redis
 from gateway.adapter_api.callers import Callers
 from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.desk import AdapterDesk
 from gateway.adapter_api.probe import probe_tokens
 from gateway.adapter_api.publisher import Publisher
 from gateway.adapter_api.residents import Residents
@@ -117,6 +118,7 @@ class Application:
         self._routes: Asgi | None = None
         self._health: Health | None = None
         self._sweep: Sweep | None = None
+        self._adapters: AdapterDesk | None = None
         self._snapshot: LiveSnapshot | None = None
         self._announcer: Redis | None = None
         self.metrics_page = MetricsPage(self._metrics, self._fleet)
@@ -212,6 +214,9 @@ class Application:
                 owner=recorder.log.id,
                 more={"/v1/responses": responses.endpoint},
             )
+            adapter_routers = self._adapter_routers(
+                services.gate, database, residents, await probe_tokens(prompts)
+            )
             routes = Routes(
                 services,
                 intake,
@@ -225,9 +230,7 @@ class Application:
                     is_open=settings.open,
                     dashboard=self._dashboard(database, snapshot, limiter, peppers),
                     routers=[
-                        *self._adapter_routers(
-                            services.gate, database, residents, await probe_tokens(prompts)
-                        ),
+                        *adapter_routers,
                         admin_router(self._desk(database, snapshot, peppers)),
                         *batches.routers,
                         response_router(services.gate, archive),
@@ -337,6 +340,7 @@ class Application:
         )
         self._sweep = Sweep(database, staging, store, request_timeout_s=settings.request_timeout_s)
         callers = Callers(gate, database)
+        self._adapters = AdapterDesk(publisher, residents)
         return [adapter_router(callers, publisher, residents), vllm_router(callers, publisher)]
 
     async def _published(self) -> None:
@@ -368,12 +372,20 @@ class Application:
             books=Books(database, self._fleet, limiter),
             base_model=self._settings.served_model_name,
             key_environment=self._settings.key_environment,
+            uploads=self._adapters is not None,
         )
         hops = self._settings.forwarded_hops
         logins = Logins(database, Passwords())
         file = self._settings.oidc_file
         provider = Provider(read_oidc(file)) if file is not None else None
-        site = Site(database, logins, sources, forwarded_hops=hops, provider=provider)
+        site = Site(
+            database,
+            logins,
+            sources,
+            forwarded_hops=hops,
+            provider=provider,
+            adapters=self._adapters,
+        )
         return site.application()
 
     def _tasks(

@@ -4,44 +4,27 @@ Paths under ``uploads``, ``aliases`` and ``quota`` are why no adapter can have t
 somebody else's is the same 404 as what does not exist. Nobody's request reaches a file by name.
 """
 
-import asyncio
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from engine.protocol import AdapterRef
 from gateway.adapter_api.callers import Caller, Callers
+from gateway.adapter_api.desk import AdapterDesk, names_of, service_of
 from gateway.adapter_api.forms import (
     CompleteUpload,
     CreateUpload,
     SetAlias,
     SetQuota,
     alias_of,
-    upload_of,
     version_of,
 )
-from gateway.adapter_api.multipart import receive_form
-from gateway.adapter_api.publisher import Accepted, Publisher
+from gateway.adapter_api.publisher import Publisher
 from gateway.adapter_api.residents import Residents
-from gateway.catalog.models import Adapter, AdapterUpload, UploadState
-from gateway.catalog.repository import AdapterRepository, UploadRepository
-from gateway.catalog.service import CatalogService, Quota, checked_adapter, parse_reference
-from gateway.errors import (
-    AdapterQuotaExceeded,
-    Conflict,
-    InvalidRequest,
-    ResourceNotFound,
-    Unavailable,
-)
-from gateway.http import BODY_SECONDS, ClientGone
+from gateway.catalog.service import Quota
 from gateway.http import Request as RawRequest
 from gateway.identity.rights import Right
-from gateway.ids import new_id
 
-HEADERS = 16 << 20  # bytes of configs and headers, which no quota counts
 CUT_S = 1.0  # how long requests may take to end once they are told to
 Json = dict[str, Any]
 Tenant = Annotated[str | None, Query(description="admin keys: whose adapters", max_length=64)]
@@ -49,7 +32,7 @@ Tenant = Annotated[str | None, Query(description="admin keys: whose adapters", m
 
 def adapter_router(callers: Callers, publisher: Publisher, residents: Residents) -> APIRouter:
     router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
-    desk = _Desk(publisher, residents)
+    desk = AdapterDesk(publisher, residents)
 
     async def caller(request: Request, tenant: Tenant = None) -> Caller:
         return await callers.identify(RawRequest(request.scope, request.receive), tenant)
@@ -87,34 +70,34 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     @router.get("/aliases", summary="Your aliases")
     async def aliases(who: Who) -> Json:
         async with publisher.database.reading(within=who.tenancy) as session:
-            names = await _names(session, who)
-            rows = await _service(session, who).aliases()
+            names = await names_of(session, who)
+            rows = await service_of(session, who).aliases()
             return {"object": "list", "data": [alias_of(row, names) for row in rows]}
 
     @router.put("/aliases/{alias}", summary="Switch an alias at once, or give a canary its share")
     async def set_alias(alias: str, form: SetAlias, who: Who) -> Json:
         canary = form.canary
         async with publisher.database.publish(within=who.tenancy, alone=True) as session:
-            row = await _service(session, who).set_alias(
+            row = await service_of(session, who).set_alias(
                 alias,
                 form.version,
                 canary=canary.version if canary else None,
                 percent=canary.percent if canary else 0,
             )
-            return alias_of(row, await _names(session, who))
+            return alias_of(row, await names_of(session, who))
 
     @router.post(
         "/aliases/{alias}/rollback", summary="End the canary, or return to the version before"
     )
     async def roll_back(alias: str, who: Who) -> Json:
         async with publisher.database.publish(within=who.tenancy, alone=True) as session:
-            row = await _service(session, who).roll_back(alias)
-            return alias_of(row, await _names(session, who))
+            row = await service_of(session, who).roll_back(alias)
+            return alias_of(row, await names_of(session, who))
 
     @router.delete("/aliases/{alias}", status_code=204, summary="Forget an alias")
     async def delete_alias(alias: str, who: Who) -> None:
         async with publisher.database.publish(within=who.tenancy, alone=True) as session:
-            await _service(session, who).delete_alias(alias)
+            await service_of(session, who).delete_alias(alias)
 
     @router.get("/quota", summary="How many adapters and bytes you may keep, and keep")
     async def quota(who: Who) -> Json:
@@ -124,7 +107,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     async def set_quota(form: SetQuota, who: Who) -> Json:
         who.require_admin(Right.RATES)
         async with publisher.database.unit_of_work(within=who.tenancy) as session:
-            await _service(session, who).set_quota(Quota(form.max_adapters, form.max_bytes))
+            await service_of(session, who).set_quota(Quota(form.max_adapters, form.max_bytes))
         return await desk.quota(who)
 
     @router.get("/{adapter}", summary="All versions of an adapter, or one (name@3) with its report")
@@ -161,7 +144,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     @router.post("/{adapter}/prefetch", status_code=202, summary="Bring it to every engine now")
     async def prefetch(adapter: str, who: Who) -> Json:
         async with publisher.database.reading(within=who.tenancy) as session:
-            row = await _service(session, who).ready(adapter)
+            row = await service_of(session, who).ready(adapter)
         return {**version_of(row), "engines": desk.prefetch(row)}
 
     @router.put("/{adapter}/grants/{grantee}", summary="Let a tenant use it (admin keys)")
@@ -169,7 +152,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         who.require_admin(Right.ADAPTERS)
         project = await callers.project(who.principal, grantee)
         async with publisher.database.publish(alone=True) as session:
-            await _service(session, who).grant(adapter, project)
+            await service_of(session, who).grant(adapter, project)
         return {"object": "adapter.grant", "adapter": adapter, "tenant": grantee}
 
     @router.delete("/{adapter}/grants/{grantee}", status_code=204, summary="End that (admin keys)")
@@ -177,259 +160,6 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         who.require_admin(Right.ADAPTERS)
         project = await callers.project(who.principal, grantee)
         async with publisher.database.publish(alone=True) as session:
-            await _service(session, who).revoke_grant(adapter, project)
+            await service_of(session, who).revoke_grant(adapter, project)
 
     return router
-
-
-class _Desk:
-    """What the longer routes do."""
-
-    def __init__(self, publisher: Publisher, residents: Residents) -> None:
-        self._publisher, self._residents = publisher, residents
-        self._database, self._staging = publisher.database, publisher.staging
-        self._running: set[asyncio.Task[Accepted]] = set()
-
-    async def listed(self, who: Caller) -> Json:
-        async with self._database.reading(within=who.tenancy) as session:
-            rows = await AdapterRepository(session, who.project).all()
-        names: dict[str, list[Json]] = {}
-        for row in rows:
-            names.setdefault(row.name, []).append(version_of(row))
-        data = [
-            {"object": "adapter", "adapter": name, "versions": versions}
-            for name, versions in names.items()
-        ]
-        return {"object": "list", "data": data}
-
-    async def begin(self, form: CreateUpload, who: Caller) -> Json:
-        row = await self._new(form, who)
-        return upload_of(row, {})
-
-    async def upload_whole(self, request: Request, who: Caller) -> Json:
-        limit = min(self._staging.max_bytes, await self._room(who))
-        form, files = await receive_form(request, limit=limit)
-        row = await self._new(form, who)
-        try:
-            for name, pieces in files.items():
-                number = 1
-                for sized in pieces.parts():
-                    await self._staging.write_part(row.id, name, number, sized)
-                    number += 1
-        except BaseException:
-            await asyncio.shield(self._drop(row, who))
-            raise
-        finally:
-            for pieces in files.values():
-                pieces.close()
-        if not await self._claim(row.id, who):
-            raise Conflict("the upload was given up meanwhile")
-        try:
-            return _published(await asyncio.shield(self._start(row, {})))
-        except Unavailable:  # the client sends all of it again
-            await self._drop(row, who)
-            raise
-
-    async def status(self, upload: str, who: Caller) -> Json:
-        row = await self._find(upload, who)
-        return upload_of(row, await asyncio.to_thread(self._staging.parts, row.id))
-
-    async def write_part(self, request: Request, who: Caller, place: tuple[str, str, int]) -> Json:
-        upload, file, number = place
-        row = await self._find(upload, who)
-        if row.state != UploadState.UPLOADING:
-            raise Conflict(f"the upload is {row.state}; no part is taken any more")
-        sha256, room = request.headers.get("x-content-sha256", ""), await self._room(who, upload)
-        part = await self._staging.write_part(
-            row.id, file, number, _body(request), sha256=sha256, room=room
-        )
-        await self._still_wanted(upload, who)
-        return {"object": "adapter.part", "file": file, "part": number, "bytes": part.nbytes}
-
-    async def _still_wanted(self, upload: str, who: Caller) -> None:
-        """What came while another gateway ended the upload is not left behind. Raises."""
-        try:
-            state = (await self._find(upload, who)).state
-        except ResourceNotFound:
-            await asyncio.to_thread(self._staging.discard, upload)
-            raise
-        if state in (UploadState.READY, UploadState.FAILED):
-            await asyncio.to_thread(self._staging.discard, upload)
-            raise Conflict(f"the upload is {state}; no part is taken any more")
-
-    async def complete(
-        self, upload: str, form: CompleteUpload, who: Caller, response: Response
-    ) -> Json:
-        row = await self._find(upload, who)
-        if not await self._claim(row.id, who):
-            raise Conflict(f"the upload is {(await self._find(upload, who)).state}")
-        task = self._start(row, form.sha256)
-        if form.wait:
-            return _published(await asyncio.shield(task))
-        response.status_code = HTTPStatus.ACCEPTED
-        return await self.status(upload, who)
-
-    async def abort(self, upload: str, who: Caller) -> None:
-        row = await self._find(upload, who)
-        if not await self._drop(row, who):
-            await self._find(upload, who)  # somebody else gave it up meanwhile
-            raise Conflict("the upload is being validated; wait until that has ended")
-
-    async def one(self, reference: str, who: Caller) -> Json:
-        _, version = parse_reference(reference)
-        async with self._database.reading(within=who.tenancy) as session:
-            service = _service(session, who)
-            rows = await service.versions(reference)
-            if version is not None:
-                await session.refresh(rows[0], ["report"])
-            names = await _names(session, who)
-            mine = {row.id for row in rows}
-            led = [a for a in await service.aliases() if mine & {a.adapter_id, a.canary_id}]
-        if version is not None:
-            return version_of(rows[0], report=True)
-        return {
-            "object": "adapter",
-            "adapter": reference,
-            "versions": [version_of(row) for row in rows],
-            "aliases": [alias_of(alias, names) for alias in led],
-        }
-
-    async def retire(
-        self, reference: str, who: Caller, *, grace_s: float | None, wait_s: float = 0.0
-    ) -> Json:
-        """What runs has ``grace_s`` left; answers once nothing does, or after ``wait_s``."""
-        async with self._database.publish(within=who.tenancy, alone=True) as session:
-            rows = await _service(session, who).retire(reference, grace_s=grace_s)
-        ids = [row.id for row in rows]
-        running = await self._residents.drained(ids, timeout_s=wait_s)
-        return {
-            "object": "adapter",
-            "versions": [version_of(row) for row in rows],
-            "running": running,
-        }
-
-    async def pin(self, reference: str, who: Caller, *, pinned: bool) -> Json:
-        async with self._database.publish(within=who.tenancy, alone=True) as session:
-            rows = await _service(session, who).pin(reference, pinned)
-        for row in rows if pinned else ():
-            self.prefetch(row)
-        return {"object": "adapter", "versions": [version_of(row) for row in rows]}
-
-    def prefetch(self, row: Adapter) -> int:
-        """How many engines were asked."""
-        base = self._publisher.served.name_of(row.base_fingerprint)
-        return self._residents.prefetch(base, AdapterRef(row.digest, row.rank)) if base else 0
-
-    async def quota(self, who: Caller) -> Json:
-        async with self._database.reading(within=who.tenancy) as session:
-            service = _service(session, who)
-            limit, used = await service.quota(self._publisher.quota), await service.used()
-        return {
-            "object": "adapter.quota",
-            "max_adapters": limit.max_adapters,
-            "max_bytes": limit.max_bytes,
-            "adapters": used.max_adapters,
-            "bytes": used.max_bytes,
-        }
-
-    async def _new(self, form: CreateUpload, who: Caller) -> AdapterUpload:
-        checked_adapter(form.name, param="name")
-        if form.alias is not None:
-            checked_adapter(form.alias, param="alias")
-        now = datetime.now(UTC)
-        row = AdapterUpload(
-            id=new_id("upl"),
-            project_id=who.project,
-            name=form.name,
-            alias=form.alias,
-            state=UploadState.UPLOADING,
-            force=form.force,
-            base_fingerprint=self._publisher.trained_on(form.base_model, form.base_fingerprint),
-            detail=None,
-            adapter_id=None,
-            created_at=now,
-            changed_at=now,
-        )
-        async with self._database.unit_of_work(within=who.tenancy) as session:
-            await _service(session, who).require_room(self._publisher.quota, adapters=1)
-            UploadRepository(session, who.project).add(row)
-        await asyncio.to_thread(self._staging.begin, row.id)
-        return row
-
-    async def _room(self, who: Caller, upload: str = "") -> int:
-        """Bytes this upload may have in all: what is kept and on its way counts.
-
-        Raises AdapterQuotaExceeded where none are left.
-        """
-        async with self._database.reading(within=who.tenancy) as session:
-            service = _service(session, who)
-            limit, used = await service.quota(self._publisher.quota), await service.used()
-            rows = await UploadRepository(session, who.project).open()
-            others = [row.id for row in rows if row.id != upload]
-        coming = await asyncio.to_thread(lambda: sum(map(self._staging.nbytes, others)))
-        room = limit.max_bytes - used.max_bytes - coming
-        if room <= 0:
-            raise AdapterQuotaExceeded(
-                f"{used.max_bytes} bytes are kept and {coming} on their way;"
-                f" this tenant may have {limit.max_bytes}. Retire some first."
-            )
-        return room + HEADERS
-
-    async def _find(self, upload: str, who: Caller) -> AdapterUpload:
-        async with self._database.reading(within=who.tenancy) as session:
-            row = await UploadRepository(session, who.project).one(upload)
-        if row is None:
-            raise ResourceNotFound("no such upload")
-        return row
-
-    async def _claim(self, upload: str, who: Caller) -> bool:
-        async with self._database.unit_of_work(within=who.tenancy) as session:
-            return await UploadRepository(session, who.project).claim(upload)
-
-    async def _drop(self, row: AdapterUpload, who: Caller) -> bool:
-        """Whether it was dropped: not while it is being validated."""
-        async with self._database.unit_of_work(within=who.tenancy) as session:
-            dropped = await UploadRepository(session, who.project).give_up(row.id)
-        if dropped:
-            await asyncio.to_thread(self._staging.discard, row.id)
-        return dropped
-
-    def _start(self, row: AdapterUpload, sums: dict[str, str]) -> asyncio.Task[Accepted]:
-        """Goes on when the client leaves; its outcome is in the upload's row."""
-        task = asyncio.create_task(self._publisher.finish(row, sums), name=f"publish {row.id}")
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Accepted]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waits has it; nobody may
-
-
-def _published(accepted: Accepted) -> Json:
-    return {**version_of(accepted.adapter), "report": accepted.report}
-
-
-def _service(session: Any, who: Caller) -> CatalogService:
-    return CatalogService(session, who.project, datetime.now(UTC))
-
-
-async def _names(session: Any, who: Caller) -> dict[str, str]:
-    rows = await AdapterRepository(session, who.project).all()
-    return {row.id: f"{row.name}@{row.version}" for row in rows}
-
-
-async def _body(request: Request) -> AsyncIterator[bytes]:
-    """A raw body, piece by piece. Raises ClientGone, InvalidRequest when it stalls."""
-    while True:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                message = await request.receive()
-        except TimeoutError:
-            raise InvalidRequest("The body stalled.", code="timeout") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return

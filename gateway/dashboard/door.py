@@ -14,11 +14,12 @@ from gateway.dashboard.frame import FIRST, THEMES, Frame, address_of, inside
 from gateway.dashboard.oidc_door import OidcDoor
 from gateway.dashboard.timespan import zone_named
 from gateway.dashboard.visit import ROOT, Form
-from gateway.errors import GatewayError, Unavailable
+from gateway.errors import GatewayError, RouteNotFound, Unavailable
 from gateway.identity.logins import Logins
 from gateway.identity.oidc_provider import Provider
 from gateway.identity.viewer import Viewer
 
+NO_PAGE = "There is no such page."
 SIGN_IN, ACCOUNT = "/sign-in", "/account"
 
 
@@ -165,3 +166,13 @@ def told(error: Exception) -> GatewayError:
     if isinstance(error, GatewayError):
         return error
     return Unavailable("The database does not answer; try again later.", retry_after=1.0)
+
+
+def organisation_of(request: Request, viewer: Viewer) -> str:
+    """Raises RouteNotFound for another organisation's page, whether there is one or not."""
+    asked = request.query_params.get("org", "")
+    if viewer.is_operator:
+        return asked
+    if asked not in ("", viewer.organisation):
+        raise RouteNotFound(NO_PAGE)
+    return viewer.organisation

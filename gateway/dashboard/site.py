@@ -19,16 +19,18 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from gateway.adapter_api.desk import AdapterDesk
 from gateway.dashboard.arrivals import Arrivals
 from gateway.dashboard.assets import Assets
 from gateway.dashboard.cookies import Cookies
-from gateway.dashboard.door import Door, told
+from gateway.dashboard.door import NO_PAGE, Door, organisation_of, told
 from gateway.dashboard.form import read_form
 from gateway.dashboard.frame import Frame, zone_of
 from gateway.dashboard.page import Done, Outcome, Page
 from gateway.dashboard.pages import PAGES
 from gateway.dashboard.rendering import HEADERS, Rendering
 from gateway.dashboard.sources import Sources
+from gateway.dashboard.uploads import Uploads
 from gateway.dashboard.visit import ROOT, Form, Visit
 from gateway.db import Database, DatabaseUnavailable, Tenancy
 from gateway.errors import GatewayError, InvalidRequest, PermissionDenied, RouteNotFound
@@ -37,7 +39,6 @@ from gateway.identity.logins import Logins
 from gateway.identity.oidc_provider import Provider
 from gateway.identity.viewer import Viewer
 
-NO_PAGE = "There is no such page."
 NEVER_AGAIN = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 
 
@@ -63,6 +64,7 @@ class Site:
         *,
         forwarded_hops: int = 0,
         provider: Provider | None = None,
+        adapters: AdapterDesk | None = None,
         pages: Sequence[Page] = PAGES,
     ) -> None:
         self._database = database
@@ -80,6 +82,10 @@ class Site:
             provider=provider,
         )
 
+        self._uploads = None
+        if adapters is not None:
+            self._uploads = Uploads(database, adapters, self._door, self._cookies)
+
     def application(self) -> Starlette:
         """To be mounted at ``ROOT``."""
         failures = (GatewayError, DatabaseUnavailable, HTTPException)
@@ -87,6 +93,7 @@ class Site:
             routes=[
                 Route("/assets/{digest}/{name}", self._assets.answer),
                 *self._door.routes(),
+                *(self._uploads.routes() if self._uploads else ()),
                 *(
                     Route(page.path or "/", self._serving(page), methods=["GET", "POST"])
                     for page in self._pages
@@ -102,7 +109,7 @@ class Site:
             request.state.viewer = viewer
             if not page.is_for(viewer):
                 raise PermissionDenied("This page is not for your role.")
-            organisation = _organisation(request, viewer)
+            organisation = organisation_of(request, viewer)
             if page.of_one and not organisation:
                 target = quote(f"{ROOT}{page.path}", safe="")
                 return RedirectResponse(f"{ROOT}/organisations?for={target}", HTTPStatus.SEE_OTHER)
@@ -196,13 +203,3 @@ class Site:
         )
         answer.headers.update(failure.headers())
         return answer
-
-
-def _organisation(request: Request, viewer: Viewer) -> str:
-    """Raises RouteNotFound for another organisation's page, whether there is one or not."""
-    asked = request.query_params.get("org", "")
-    if viewer.is_operator:
-        return asked
-    if asked not in ("", viewer.organisation):
-        raise RouteNotFound(NO_PAGE)
-    return viewer.organisation

@@ -20,3 +20,4 @@ class Sources:
     books: Books
     base_model: str
     key_environment: str = "live"
+    uploads: bool = False  # whether adapters can be uploaded here

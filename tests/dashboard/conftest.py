@@ -14,6 +14,13 @@ import pytest
 import pytest_asyncio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from adapters.stores import open_parts, open_store
+from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.desk import AdapterDesk
+from gateway.adapter_api.publisher import Publisher
+from gateway.adapter_api.residents import Residents
+from gateway.adapter_api.staging import Staging
+from gateway.catalog.service import Quota
 from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
 from gateway.dashboard.sources import Sources
@@ -37,6 +44,7 @@ from tests.dashboard.world import BASE, PASSWORD, World, made
 from tests.fakes.clock import FakeClock, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.oidc import CLIENT, SECRET, FakeProvider
+from tests.gateway.adapter_world import BASED
 from tests.gateway.administrators import PEPPERS
 from tests.services import migrated_sqlite
 
@@ -65,6 +73,16 @@ def oidc_settings(file: Path, issuer: str, url: str) -> OidcSettings:
         "name": "Example", "roles": roles,
     }))  # fmt: skip
     return read_oidc(file)
+
+
+def publishing(database: Database, fleet: Fleet, root: Path) -> Publisher:
+    """For adapters of a tiny base; none is tried on an engine."""
+    parts = open_parts(root / "store", local=root / "uploads")
+    store = open_store(root / "store", cache=root / "cache")
+    staging = Staging(root / "uploads", parts, 32 << 20)
+    canary = Canary(fleet, (), enabled=False)
+    bases = {BASE: BASED}
+    return Publisher(database, staging, store, bases, canary, quota=Quota(20, 64 << 20))
 
 
 class NoLog:
@@ -125,6 +143,7 @@ async def served(
     sources = Sources(
         snapshot=snapshot, limiter=limiter, fleet=fleet, health=health,
         peppers=PEPPERS, base_model=BASE, books=Books(database, fleet, limiter, settled_s=0.0),
+        uploads=True,
     )  # fmt: skip
     attempts = Attempts()
     logins = Logins(database, Passwords(), attempts)
@@ -139,7 +158,9 @@ async def served(
     beside = Listener(fake.application(), "127.0.0.1", 0)
     fake.issuer = f"http://127.0.0.1:{beside.port}"
     provider = Provider(oidc_settings(file.parent / "oidc.json", fake.issuer, url), clock=clock)
-    site = Site(database, logins, sources, provider=provider)
+    publisher = publishing(database, fleet, file.parent)
+    desk = AdapterDesk(publisher, Residents(fleet, snapshot))
+    site = Site(database, logins, sources, provider=provider, adapters=desk)
     rest = rest_application(health, base_model=BASE, is_open=False, dashboard=site.application())
     made_later.append(rest)
     running = [asyncio.create_task(each.run_until_stopped()) for each in (listener, beside)]
