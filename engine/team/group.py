@@ -95,8 +95,9 @@ class Group:
         return bool(self.least(int(fine)))
 
     def leave(self) -> None:
-        """On CUDA the process has to end for it: NCCL waits for captured graphs."""
-        if self._device.type != "cuda":
+        """May be called twice. On CUDA the process has to end for it: NCCL waits for captured
+        graphs."""
+        if self._device.type != "cuda" and dist.is_initialized():
             dist.destroy_process_group()
 
 
