@@ -107,7 +107,7 @@ class Handoffs:
         keys = self._prefixes.keys(hash((submit.tenant, digest)), tokens, welcome.page_tokens)
         found = 0
         for depth, key in enumerate(keys):
-            known = next(self._prefixes.known([key]), None)
+            known = next(iter(self._prefixes.known([key])), None)
             if known is not None and known.member is taker:
                 pages = 1 << (len(keys) - 1 - depth)
                 found = known.tokens if pages >= DEEPEST else pages * welcome.page_tokens
