@@ -132,6 +132,47 @@ def test_any_number_of_parts_gives_the_same_attention(splits, device, monkeypatc
     assert_near(decode(q, contexts, [0, 1, 2]), expected, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("query_heads", "key_heads", "head_dim", "page", "dtype", "narrow", "window", "splits"),
+    [
+        (9, 3, 64, 16, torch.bfloat16, False, 0, 4),
+        (4, 4, 80, 64, torch.float32, False, 40, 1),
+        (8, 1, 16, 16, torch.float32, True, 40, 3),
+    ],
+)
+def test_several_queries_of_a_sequence_match_the_reference(
+    query_heads, key_heads, head_dim, page, dtype, narrow, window, splits, device, monkeypatch
+):
+    monkeypatch.setattr(module, "decode_splits", lambda *_: splits)
+    shape = {"heads": key_heads, "head_dim": head_dim, "page": page}
+    contexts = scattered([5, 16, 0, 65, 130, 67], dtype=dtype, device=device, **shape)
+    contexts = contexts.narrow() if narrow else contexts
+    q = queries(30, query_heads, head_dim, dtype, device)
+    rows = [25, 0, 0, 5, 10, 15]
+    lengths = torch.tensor([5, 1, 0, 4, 5, 3], dtype=torch.int32, device=device)
+    several = {"query_len": lengths, "queries": 5, "window": window}
+    actual = decode(q, contexts, rows, **several)
+    expected = decode(q, contexts, rows, paged_decode_reference, **several)
+    is_wide = device == "cuda" and dtype == torch.float32 and narrow
+    assert_near(actual, expected, torch.float16 if is_wide else dtype)
+    used = torch.cat([torch.arange(r, r + n) for r, n in zip(rows, lengths.tolist(), strict=True)])
+    unused = sorted(set(range(30)) - set(used.tolist()))
+    assert not actual[unused].any()
+
+
+def test_queries_of_a_sequence_attend_as_each_would_alone(device):
+    shape = {"heads": 3, "head_dim": 64, "page": 16, "dtype": torch.float32, "device": device}
+    contexts, q = scattered([130, 63], **shape), queries(10, 9, 64, torch.float32, device)
+    lengths = torch.tensor([4, 5], dtype=torch.int32, device=device)
+    together = decode(q, contexts, [0, 5], query_len=lengths, queries=5)
+    longest = contexts.lengths.clone()
+    for before in range(4):
+        contexts.lengths = longest - before
+        alone = decode(q, contexts, [3 - before, 9 - before])
+        for row in (3 - before, 9 - before):
+            assert_near(together[row], alone[row], torch.float32)
+
+
 def test_takes_no_sequences(device):
     contexts = scattered([], heads=1, head_dim=64, page=16, dtype=torch.float32, device=device)
     assert not decode(queries(2, 1, 64, torch.float32, device), contexts, []).any()

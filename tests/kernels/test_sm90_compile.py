@@ -144,8 +144,10 @@ def parts_signature(dtype):
 @bf16
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("splits", "span"), [(1, 0), (8, 0), (8, 8)])
-def test_paged_decode(page, head_dim, splits, span, dtype):
+@pytest.mark.parametrize(
+    ("splits", "span", "queries"), [(1, 0, 1), (8, 0, 1), (8, 8, 1), (8, 0, 5)]
+)
+def test_paged_decode(page, head_dim, splits, span, queries, dtype):
     from kernels.paged_decode import _combine_kernel, _decode_kernel
 
     signature = attention_signature(dtype, ("page_table_ptr", "context_lens_ptr", "rows_ptr"))
@@ -158,7 +160,10 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
         "BLOCK_N": 64,
         "CHAINED": True,
     }
-    constants = shape | WIDE | {"G": 4, "PS": page, "BLOCK_G": 16, "BLOCK_D": head_dim}
+    lengths = {"query_len_ptr": None} if queries == 1 else {}
+    constants = shape | WIDE | lengths | {"G": 4, "Q": queries, "PS": page, "BLOCK_D": head_dim}
+    constants["BLOCK_G"] = 16 if queries == 1 else 32
+    signature |= {} if queries == 1 else {"query_len_ptr": "*i32"}
     constants["PARTED"] = splits > 1
     constants["CT"] = TYPES[dtype]
     kernel = compile_kernel(_decode_kernel, signature, constants, aligned=ATTENTION_STRIDES)
@@ -169,7 +174,8 @@ def test_paged_decode(page, head_dim, splits, span, dtype):
         signature = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "context_lens_ptr": "*i32"}
         signature |= {"rows_ptr": "*i32", "out_ptr": f"*{dtype}"}
         signature |= {"stride_ot": "i32", "stride_oh": "i32", "splits": "i32"}
-        constants = shape | {"BLOCK_D": head_dim, "BLOCK_S": 16}
+        signature |= {} if queries == 1 else {"query_len_ptr": "*i32"}
+        constants = shape | lengths | {"Q": queries, "BLOCK_D": head_dim, "BLOCK_S": 16}
         kernel = compile_kernel(_combine_kernel, signature, constants)
         check(kernel, registers=64)
         assert_waits_before_all_but(kernel, loads=0)
@@ -219,9 +225,10 @@ def test_paged_decode_over_8_bits(splits, dtype):
     signature = attention_signature(dtype, ("page_table_ptr", "context_lens_ptr", "rows_ptr"))
     part = dtype if splits == 1 else "fp32"
     signature |= {"out_ptr": f"*{part}", "lse_ptr": f"*{part}", "splits": "i32"} | NARROW
-    constants = {"D": 128, "WINDOW": 0, "SPAN": 0, "BLOCK_N": 64, "G": 4}
+    constants = {"D": 128, "WINDOW": 0, "SPAN": 0, "BLOCK_N": 64, "G": 4, "Q": 1}
     constants |= {
         "PS": 64,
+        "query_len_ptr": None,
         "BLOCK_G": 16,
         "BLOCK_D": 128,
         "CHAINED": True,
