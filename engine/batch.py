@@ -31,8 +31,9 @@ Runs = tuple[tuple[int, int, int], ...]
 class DecodeRows:
     page_table: torch.Tensor  # [B, MAXP] int32
     context_lens: torch.Tensor  # [B] int32, the new token included
-    rows: torch.Tensor  # [B] int32, the row of each sequence
-    query_len: torch.Tensor  # [B] int32: 1, or 0 in a row that is not used
+    rows: torch.Tensor  # [B] int32, the first row of each sequence
+    query_len: torch.Tensor  # [B] int32, its rows; 0 of one that is not used
+    queries: int = 1  # rows of a sequence at most
 
     def as_chunks(self) -> "PrefillChunks":
         return PrefillChunks(
@@ -40,7 +41,7 @@ class DecodeRows:
             query_start=self.rows,
             query_len=self.query_len,
             context_lens=self.context_lens,
-            longest=1,
+            longest=self.queries,
         )
 
 
@@ -86,6 +87,12 @@ class HeadLayout:
     def one_each(cls, chunks: int) -> "HeadLayout":
         """Every chunk draws from the row of its own number."""
         return cls(tuple((i, i) for i in range(chunks)), ())
+
+    @classmethod
+    def several_each(cls, draws: Sequence[int], rows: int) -> "HeadLayout":
+        """Every chunk has so many rows, and draws from the first of them."""
+        places = ((i, i * rows + j) for i, count in enumerate(draws) for j in range(count))
+        return cls(tuple(places), ())
 
 
 @dataclass(frozen=True, slots=True)

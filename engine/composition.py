@@ -236,7 +236,7 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,
-        max_tokens=config.max_num_batched_tokens, max_draws=config.draw_rows, images=images,
+        max_tokens=config.max_num_batched_tokens, max_drafts=config.drafts, images=images,
         watcher=watcher, lead=member.lead,
     )  # fmt: skip
     compiled = CompileCount()
@@ -371,7 +371,7 @@ def _rehearse(
         part, table = model.shallow(layers) if layers else model, AdapterTable(model.spec, device)
         runner = ModelRunner(
             part, memory, table, builder, max_seqs=config.max_num_seqs,
-            max_tokens=config.max_num_batched_tokens, max_draws=config.draw_rows,
+            max_tokens=config.max_num_batched_tokens, max_drafts=config.drafts,
         )  # fmt: skip
         return Stage(runner, table, lambda: runner.graphs(longest))
 

@@ -211,15 +211,14 @@ class EngineConfig:
             raise ConfigError(f"{name}={value} must be at least {least}")
 
     @property
-    def draft_rows(self) -> int:
-        """Drafts of one pass."""
-        drafts = self.speculation.tokens if self.speculation else 0
-        return drafts * min(self.max_num_seqs, SPECULATING)
+    def drafts(self) -> int:
+        """Of one sequence."""
+        return self.speculation.tokens if self.speculation else 0
 
     @property
-    def draw_rows(self) -> int:
-        """Tokens that one pass draws."""
-        return self.max_num_seqs + self.draft_rows
+    def draft_rows(self) -> int:
+        """Drafts of one pass."""
+        return self.drafts * min(self.max_num_seqs, SPECULATING)
 
     @property
     def room(self) -> int:

@@ -6,12 +6,16 @@ without adapters, and replayed; the draw is part of it. What changes from pass t
 device tensor that a single copy fills (``decode_table``), and in the tokens of the pass before,
 which it reads and replaces where they lie (``last_draws``).
 
+Passes that verify drafts are captured likewise (``queries``): of every sequence so many rows as its
+tokens may be. What is drawn in them is kept or not by whoever reads it, so the next pass's inputs
+are not among them.
+
 Rows past the batch have slot -1, context length 0 and no segment, and compute nothing anybody
 reads. The adapter table may be written while graphs exist, but a table that grows moves: graphs
 with adapters are then captured again at their next use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +46,7 @@ from engine.decode_table import (
     DecodeTable,
 )
 from engine.last_draws import LastDraws
+from engine.speculation.verify_table import VerifyTable
 from engine.step import NO_ADAPTER, Chunk, StepPlan
 from kernels.sample import sample
 from kernels.segments import Segments
@@ -54,11 +59,12 @@ Forward = Callable[[StepInputs, torch.Tensor], torch.Tensor]  # (inputs, out) to
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a pass brought, valid until the next is launched. B sequences."""
+    """What a pass brought, valid until the next is launched. R rows: one of each sequence, or as
+    many as it has queries at most."""
 
-    logits: torch.Tensor  # [B, V] float32
-    tokens: torch.Tensor  # [B] int64, drawn; any token where the logits are not finite
-    finite: torch.Tensor  # [B] bool
+    logits: torch.Tensor  # [R, V] float32
+    tokens: torch.Tensor  # [R] int64, drawn; any token where the logits are not finite
+    finite: torch.Tensor  # [R] bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +87,28 @@ class DecodeGraphs:
         max_pages: int,
         page_tokens: int,
         vocabulary: int,
+        queries: int = 1,
         tell: Tell | None = None,
     ) -> None:
-        """``tell`` is told of every pass before it is launched."""
-        self._tell = tell
+        """``queries``: tokens of a sequence, its drafts included. ``tell`` is told of every pass
+        before it is launched."""
+        self._queries, self._tell = queries, tell
         self._forward, self._adapters, self._last = forward, adapters, last
         self._device = last.tokens.device
         self._buckets = [b for b in BUCKETS if b < max_seqs] + [max_seqs]
-        self._table = DecodeTable(max_seqs, max_pages, page_tokens)
+        self._table = (
+            DecodeTable(max_seqs, max_pages, page_tokens)
+            if queries == 1
+            else VerifyTable(max_seqs, max_pages, page_tokens, queries=queries)
+        )
         self._packed = torch.from_numpy(self._table.packed).to(self._device)
         self._stages = PinnedStages(self._packed.shape)
-        self._rows = torch.arange(max_seqs, dtype=torch.int32, device=self._device)
+        self._rows = torch.arange(max_seqs * queries, dtype=torch.int32, device=self._device)
+        self._first = self._rows[::queries].contiguous()
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()
         # One for all graphs: each would keep its own while it exists.
-        self._logits = torch.empty((max_seqs, vocabulary), device=self._device)
+        self._logits = torch.empty((max_seqs * queries, vocabulary), device=self._device)
 
     @property
     def buckets(self) -> int:
@@ -119,20 +132,21 @@ class DecodeGraphs:
                 self._graphs[rows, adapted] = self._capture(rows, adapted)
 
     def run(self, plan: StepPlan) -> Replayed | None:
-        """Launch a pass of sequences that all decode; None for any other plan."""
-        chunks = plan.chunks
-        if len(chunks) > self._buckets[-1] or not all(map(_decodes, chunks)):
+        """Launch a pass of sequences that all decode, with at most so many drafts as there is room
+        for; None for any other plan."""
+        chunks, queries = plan.chunks, self._queries
+        if len(chunks) > self._buckets[-1] or not all(_decodes(c, queries) for c in chunks):
             return None
         count = len(chunks)
         rows = next(b for b in self._buckets if b >= count)
         adapted = any(chunk.adapter != NO_ADAPTER for chunk in chunks)
-        width = self._table.fill(chunks, [self._last.row(c) for c in chunks], rows)
-        table = self._table.packed[:rows, :width]
+        width, used = self._fill(chunks, rows), count * queries
+        table = self._table.packed[: rows * queries, :width]
         if self._tell is not None:
             self._tell(rows, adapted, table)
         found = self.replay(rows, adapted, table)
         self._last.keep(chunks, None)
-        return Replayed(found.logits[:count], found.tokens[:count], found.finite[:count])
+        return Replayed(found.logits[:used], found.tokens[:used], found.finite[:used])
 
     def replay(self, rows: int, adapted: bool, table: npt.NDArray[np.int32]) -> Replayed:
         """Launch a pass of a bucket of ``rows``, whose table is filled; the outcome of all rows."""
@@ -142,6 +156,12 @@ class DecodeGraphs:
         self._send(table)
         found.graph.replay()
         return found.outcome
+
+    def _fill(self, chunks: Sequence[Chunk], rows: int) -> int:
+        """Returns the columns in use."""
+        if isinstance(self._table, VerifyTable):
+            return self._table.fill(chunks, rows * self._queries)
+        return self._table.fill(chunks, [self._last.row(chunk) for chunk in chunks], rows)
 
     def _send(self, table: npt.NDArray[np.int32]) -> None:
         def fill(stage: torch.Tensor) -> int:
@@ -153,15 +173,18 @@ class DecodeGraphs:
     def _capture(self, rows: int, adapted: bool) -> _Graph:
         """The pass is run once to try it: over blank rows, which write nothing that is read."""
         drawn = self._last.tokens.clone()
-        self._packed[:rows, :COLUMNS] = torch.tensor(UNUSED, dtype=torch.int32)
+        self._packed[: rows * self._queries, :COLUMNS] = torch.tensor(UNUSED, dtype=torch.int32)
         graph, outcome = captured(lambda: self._pass(rows, adapted), self._memory, self._device)
         self._last.tokens.copy_(drawn)
         return _Graph(graph, outcome, self._adapters.sites)
 
     def _pass(self, rows: int, adapted: bool) -> Replayed:
-        columns = self._packed[:rows, :COLUMNS].t().contiguous()
+        used = rows * self._queries
+        columns = self._packed[:used, :COLUMNS].t().contiguous()
         floats = columns.view(torch.float32)
-        logits = self._forward(self._inputs(columns, rows, adapted), self._logits[:rows])
+        layout = TableLayout(self._packed, self._rows, self._first, rows, self._queries)
+        inputs = table_inputs(layout, columns, self._last.tokens, adapted=adapted)
+        logits = self._forward(inputs, self._logits[:used])
         tokens = sample(
             logits,
             floats[TEMPERATURE],
@@ -170,39 +193,63 @@ class DecodeGraphs:
             floats[MIN_P],
             floats[UNIFORM],
         )
-        self._last.tokens[:rows].copy_(tokens)
+        if self._queries == 1:
+            self._last.tokens[:rows].copy_(tokens)
         return Replayed(logits, tokens, logits.sum(dim=-1).isfinite())
 
-    def _inputs(self, columns: torch.Tensor, rows: int, adapted: bool) -> StepInputs:
-        """The inputs of a pass, read from the packed tensor on the device."""
-        segments = Segments(
-            start=columns[START],
-            length=columns[LENGTH],
-            adapter=columns[ADAPTER],
-            longest=SEGMENT_TILE,
-            runs=(),
-        )
-        source, wide = columns[SOURCE].long(), columns[: SLOT + 1].long()
-        drawn = self._last.tokens[source.clamp(min=0)]
-        return StepInputs(
-            tokens=torch.where(source >= 0, drawn, wide[TOKEN]),
-            positions=wide[POSITION],
-            slots=wide[SLOT],
-            decode=DecodeRows(
-                page_table=self._packed[:rows, COLUMNS:],
-                context_lens=columns[CONTEXT],
-                rows=self._rows[:rows],
-                query_len=columns[QUERY],
-            ),
-            prefill=None,
-            segments=segments if adapted else None,
-            head_rows=self._rows[:rows].long(),
-            heads=HeadLayout((), ()),
-        )
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Where the inputs of a pass of so many sequences lie."""
+
+    packed: torch.Tensor  # [R or more, COLUMNS + MAXP] int32
+    rows: torch.Tensor  # [R or more] int32, ascending
+    first: torch.Tensor  # [sequences or more] int32, of each the first row
+    sequences: int
+    queries: int  # rows of each
 
 
-def _decodes(chunk: Chunk) -> bool:
-    return len(chunk.tokens) == 1 and chunk.draw is not None and not _reports(chunk)
+def table_inputs(
+    layout: TableLayout, columns: torch.Tensor, drawn: torch.Tensor, *, adapted: bool
+) -> StepInputs:
+    """The inputs of a pass, read from the packed tensor on the device.
+
+    ``columns`` [COLUMNS, R], of the packed tensor. ``drawn``: see ``LastDraws``.
+    """
+    count, queries = layout.sequences, layout.queries
+    used = count * queries
+    runs = min(used, count + -(-used // SEGMENT_TILE))  # one of each sequence, cut to tiles
+    segments = Segments(
+        start=columns[START][:runs],
+        length=columns[LENGTH][:runs],
+        adapter=columns[ADAPTER][:runs],
+        longest=SEGMENT_TILE,
+        runs=(),
+    )
+    source, wide = columns[SOURCE].long(), columns[: SLOT + 1].long()
+    last = drawn[source.clamp(min=0)] if queries == 1 else wide[TOKEN]
+    return StepInputs(
+        tokens=torch.where(source >= 0, last, wide[TOKEN]),
+        positions=wide[POSITION],
+        slots=wide[SLOT],
+        decode=DecodeRows(
+            page_table=layout.packed[:count, COLUMNS:],
+            context_lens=columns[CONTEXT][:count],
+            rows=layout.first[:count],
+            query_len=columns[QUERY][:count],
+            queries=queries,
+        ),
+        prefill=None,
+        segments=segments if adapted else None,
+        head_rows=layout.rows[:used].long(),
+        heads=HeadLayout((), ()),
+    )
+
+
+def _decodes(chunk: Chunk, queries: int) -> bool:
+    length = len(chunk.tokens)
+    plain = length - len(chunk.drafts) == 1 and length <= queries
+    return plain and chunk.draw is not None and not _reports(chunk)
 
 
 def _reports(chunk: Chunk) -> bool:

@@ -44,7 +44,7 @@ class Stage:
 
     runner: Runner
     table: AdapterTable
-    graphs: Callable[[], tuple[DecodeGraphs, MixedGraphs | None]]
+    graphs: Callable[[], tuple[DecodeGraphs, MixedGraphs | None, DecodeGraphs | None]]
 
 
 class Rehearsal:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from engine.adapter_table import AdapterTable
 from engine.batch import BatchBuilder, HeadLayout, HostBatch, StepInputs
+from engine.config import SPECULATING
 from engine.decode_table import ADAPTER
 from engine.errors import MemberLost
 from engine.graphs import DecodeGraphs
@@ -26,7 +28,7 @@ from engine.outer import OuterPass
 from engine.page_memory import PageMemory
 from engine.placement import round_up
 from engine.protocol import TokenLogprobs
-from engine.sampling import Drawing, TokenMasks, TopLogprobs, draw, is_adjusted
+from engine.sampling import Drawing, TokenMasks, TopLogprobs, draw, is_adjusted, padded
 from engine.speculation.features import Features
 from engine.speculation.watcher import Watcher
 from engine.staging import send
@@ -62,9 +64,10 @@ class PassPending:
             self.reached.synchronize()
         drawn = [Drawn()] * len(self.plan.chunks)
         if self.drawing is not None:
-            results = zip(self.heads.draws, self.drawing.read(), strict=True)
-            for chunk, rows in groupby(results, key=lambda found: found[0][0]):
-                drawn[chunk] = verified(self.plan.chunks[chunk], [result for _, result in rows])
+            results = self.drawing.read()
+            for chunk, rows in groupby(self.heads.draws, key=itemgetter(0)):
+                found = [results[row] for _, row in rows]
+                drawn[chunk] = verified(self.plan.chunks[chunk], found)
         for (chunk, _, _), tiles in zip(self.heads.prompts, self.prompts, strict=True):
             drawn[chunk] = replace(drawn[chunk], prompt_logprobs=self._read(chunk, tiles))
         for row, (chunk, _, _) in enumerate(self.heads.pools):
@@ -111,62 +114,75 @@ class ModelRunner:
         *,
         max_seqs: int = 256,
         max_tokens: int = 0,
-        max_draws: int | None = None,
+        max_drafts: int = 0,
         images: ImageVectors | None = None,
         watcher: Watcher | None = None,
         lead: Lead | None = None,
     ) -> None:
-        """``max_tokens``: of a pass, for graphs. ``max_draws``: likewise; None: one for each
-        sequence. ``images``: None where the model reads text alone. ``lead``: of a team whose
-        other members compute their part of every pass."""
+        """``max_tokens``: of a pass, for graphs. ``max_drafts``: likewise, of a sequence.
+        ``images``: None where the model reads text alone. ``lead``: of a team whose other members
+        compute their part of every pass."""
         self._images, self._lead = images, lead
         self._model, self._memory, self._table, self._builder = model, memory, table, builder
         device = memory.pool.device
         stackable = device.type == "cpu" and not model.deterministic
         self._stacks = Stacks(table, memory.flat) if stackable else None
         self._max_seqs, self._last = max_seqs, LastDraws(max_seqs, device)
-        self._max_tokens, self._max_draws = max_tokens, max_draws or max_seqs
+        self._max_tokens, self._max_drafts = max_tokens, max_drafts
+        most = max(max_tokens, max_seqs * (1 + max_drafts))
         self._features = None if watcher is None else Features(
-            watcher, rows=max(max_tokens, max_seqs), hidden=model.spec.hidden_size,
+            watcher, rows=most, hidden=model.spec.hidden_size,
             dtype=model.embedding.table.dtype, device=device,
         )  # fmt: skip
         self._graphs: DecodeGraphs | None = None
         self._mixed: MixedGraphs | None = None
+        self._verify: DecodeGraphs | None = None
         cuda = device.type == "cuda"
         self._beside = Beside(torch.cuda.Stream(device)) if cuda else None  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def capture(self, max_pages: int) -> None:
         """Capture passes; from then on they are replayed. CUDA only."""
-        self._graphs, self._mixed = self.graphs(max_pages)
-        self._graphs.capture()
-        if self._mixed is not None:
-            self._mixed.capture()
+        self._graphs, self._mixed, self._verify = self.graphs(max_pages)
+        for graphs in (self._graphs, self._mixed, self._verify):
+            if graphs is not None:
+                graphs.capture()
 
-    def graphs(self, max_pages: int) -> tuple[DecodeGraphs, MixedGraphs | None]:
+    def graphs(
+        self, max_pages: int
+    ) -> tuple[DecodeGraphs, MixedGraphs | None, DecodeGraphs | None]:
         """Not captured yet. In deterministic mode a row's neighbours must not choose its kernels,
         as the bucket of a pass with prompts does."""
-        decode = DecodeGraphs(
-            self._logits,
-            self._table,
-            self._last,
-            max_seqs=self._max_seqs,
-            max_pages=round_up(max_pages, 16),  # as the builder widens its page tables
-            page_tokens=self._memory.page_tokens,
-            vocabulary=self._model.spec.vocab_size,
-            tell=None if self._lead is None else self._tell_decode,
-        )
+        decode = self._decode_graphs(max_pages, self._max_seqs)
+        verify = None
+        if self._max_drafts:
+            verify = self._decode_graphs(
+                max_pages, min(self._max_seqs, SPECULATING), 1 + self._max_drafts
+            )
         if self._model.deterministic:
-            return decode, None
+            return decode, None, verify
         mixed = MixedGraphs(
             self._hidden,
             self._table,
             self._last,
-            max_seqs=self._max_draws,
+            max_seqs=self._max_seqs + self._max_drafts * min(self._max_seqs, SPECULATING),
             max_tokens=self._max_tokens,
             max_pages=round_up(max_pages, 16),
         )
-        return decode, mixed
+        return decode, mixed, verify
+
+    def _decode_graphs(self, max_pages: int, max_seqs: int, queries: int = 1) -> DecodeGraphs:
+        return DecodeGraphs(
+            self._logits,
+            self._table,
+            self._last,
+            max_seqs=max_seqs,
+            max_pages=round_up(max_pages, 16),  # as the builder widens its page tables
+            page_tokens=self._memory.page_tokens,
+            vocabulary=self._model.spec.vocab_size,
+            queries=queries,
+            tell=None if self._lead is None else self._tell_decode,
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
@@ -216,6 +232,8 @@ class ModelRunner:
 
     def _replay(self, plan: StepPlan) -> Pending | None:
         assert self._graphs is not None
+        if any(chunk.drafts for chunk in plan.chunks):
+            return self._replay_drafts(plan)
         draws = [chunk.draw for chunk in plan.chunks if chunk.draw is not None]
         last = self._unread(plan.chunks) if any(map(is_adjusted, draws)) else None
         replayed = self._graphs.run(plan)
@@ -235,6 +253,27 @@ class ModelRunner:
             return PassPending(plan, heads, drawing, (), None, self._mark())
 
         return _draw_when_masked(plan.chunks, adjusted)
+
+    def _replay_drafts(self, plan: StepPlan) -> Pending | None:
+        """Every sequence has as many rows as any may have; those it lacks are drawn from as well,
+        and not read."""
+        replayed = None if self._verify is None else self._verify.run(plan)
+        if replayed is None:
+            return None
+        queries = 1 + self._max_drafts
+        self._show(plan, width=queries)
+        draws = [draw for chunk in plan.chunks for draw in padded(chunk.draws, queries)]
+        heads = HeadLayout.several_each([len(chunk.draws) for chunk in plan.chunks], queries)
+        logits, tokens, finite = replayed.logits, replayed.tokens, replayed.finite
+        if not any(map(is_adjusted, draws)):
+            drawing = Drawing.of(logits, draws, tokens, finite)
+            return PassPending(plan, heads, drawing, (), None, self._mark())
+
+        def adjusted(masks: TokenMasks | None) -> PassPending:
+            drawing = draw(logits, draws, None, masks)
+            return PassPending(plan, heads, drawing, (), None, self._mark())
+
+        return _draw_when_masked(plan.chunks, adjusted, queries)
 
     def _compute(self, plan: StepPlan, outer: OuterPass | None) -> Pending:
         host = self._builder.host(plan, self._last)
@@ -317,10 +356,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def follow_decode(self, order: Decode) -> None:
-        assert self._graphs is not None, "the lead has captured what this member has not"
         table = order.table.array().astype(np.int32, copy=False)
+        graphs = self._graphs if len(table) == order.rows else self._verify
+        assert graphs is not None, "the lead has captured what this member has not"
         self._await(set(table[:, ADAPTER].tolist()))
-        self._graphs.replay(order.rows, order.adapted, table)
+        graphs.replay(order.rows, order.adapted, table)
 
     def _await(self, adapters: set[int]) -> None:
         """A follower's pass comes after the copies it needs."""
@@ -420,12 +460,15 @@ def _pooled(heads: HeadLayout, hidden: torch.Tensor) -> torch.Tensor | None:
 
 
 def _draw_when_masked(
-    drawing: Sequence[Chunk], rest: Callable[[TokenMasks | None], PassPending]
+    drawing: Sequence[Chunk],
+    rest: Callable[[TokenMasks | None], PassPending],
+    queries: int | None = None,
 ) -> Pending:
-    """At once, or once the masks of these chunks are known."""
+    """At once, or once the masks of these chunks are known. ``queries``: rows of each chunk, where
+    they are padded."""
     if not any(chunk.draw and chunk.draw.masked for chunk in drawing):
         return rest(None)
-    return MaskedPass(lambda masks: rest(TokenMasks.of(masks, drawing)))
+    return MaskedPass(lambda masks: rest(TokenMasks.of(masks, drawing, queries)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.protocol import TokenLogprobs
+from engine.protocol import Sampling, TokenLogprobs
 from engine.staging import send
 from engine.step import Chunk, Draw, Drawn, Masks
 from kernels.mask_tokens import mask_tokens
@@ -31,6 +31,7 @@ from kernels.philox import uniforms
 from kernels.sample import sample
 
 NOT_FINITE = "the model's logits are not finite"
+ANY = Draw(sampling=Sampling(temperature=0.0), seed=0, position=0, prompt=(), output=())
 PENALISED_ROWS = 16  # at a time: each takes two floats per token of the vocabulary
 
 
@@ -42,13 +43,16 @@ class TokenMasks:
     bits: npt.NDArray[np.int32]  # [M, W]
 
     @classmethod
-    def of(cls, masks: Masks, drawing: Sequence[Chunk]) -> "TokenMasks | None":
-        """None when no mask is among theirs."""
+    def of(
+        cls, masks: Masks, drawing: Sequence[Chunk], queries: int | None = None
+    ) -> "TokenMasks | None":
+        """None when no mask is among theirs. ``queries``: rows of each, where they are padded."""
         found = list[int]()
         for chunk in drawing:
             first = masks.rows.get(chunk.sequence)
             places = range(len(chunk.draws))
             found += [-1] * len(places) if first is None else [first + place for place in places]
+            found += [-1] * ((queries or 0) - len(places))
         rows = np.asarray(found, dtype=np.int32)
         return cls(rows, masks.bits) if (rows >= 0).any() else None
 
@@ -151,6 +155,11 @@ def is_adjusted(draw: Draw) -> bool:
     wants = draw.sampling
     chooses = wants.logit_bias or wants.allowed or wants.bad_words
     return bool(draw.masked or draw.barred or chooses or _is_penalised(draw))
+
+
+def padded(draws: Sequence[Draw], count: int) -> list[Draw]:
+    """So many, those that are added change nothing."""
+    return [*draws, *[ANY] * (count - len(draws))]
 
 
 def adjust(logits: torch.Tensor, draws: Sequence[Draw], last: torch.Tensor | None) -> None:

@@ -61,8 +61,7 @@ class WarmPlans:
         sequences = min(self._config.max_num_seqs, tokens)
         each, extra = divmod(tokens, sequences)
         plan = self._plan([each + (i < extra) for i in range(sequences)], adapter=0)
-        drafts = self._config.speculation.tokens if self._config.speculation else 0
-        left, chunks = self._config.draft_rows, list[Chunk]()
+        left, drafts, chunks = self._config.draft_rows, self._config.drafts, list[Chunk]()
         for chunk in plan.chunks:
             count = min(drafts, left, len(chunk.tokens) - 1)
             left -= count

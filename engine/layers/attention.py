@@ -81,6 +81,8 @@ class Attention:
             deterministic=self.deterministic,
             seen=None if inputs.places is None else inputs.places.seen,
             magnitudes=pages.magnitudes,
+            query_len=decode.query_len,
+            queries=decode.queries,
         )
 
     def _chunks(

@@ -148,7 +148,7 @@ class Decoder:
 
     def _places(self, inputs: StepInputs, kv: torch.Tensor) -> Places:
         decode, seen = inputs.decode, None
-        if decode is not None and not self.deterministic:
+        if decode is not None and decode.queries == 1 and not self.deterministic:
             seen = SeenKeys.of(kv, decode.page_table, decode.context_lens, decode.rows)
         return Places(NewTokens.of(kv, inputs.positions, inputs.slots, self._cos_sin), seen)
 

@@ -49,7 +49,7 @@ class Decode(Order, frozen=True):
 
     rows: int  # of its bucket
     adapted: bool
-    table: Packed  # int32 [rows, columns in use]
+    table: Packed  # int32 [rows, columns in use], of verified drafts several rows for each
 
 
 class Compute(Order, frozen=True):

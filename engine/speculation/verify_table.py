@@ -1,0 +1,99 @@
+"""The host's half of a captured pass that verifies drafts: as ``DecodeTable``, but with a row of
+int32 for each token.
+
+Every sequence has as many rows as its tokens may be, one after the other; of those it does not need
+nothing is written. What is a sequence's and not a token's (its context, how many tokens it has, its
+page table) stands in the row of the sequence's own number, and has nothing to do with the token of
+that row.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.decode_table import (
+    ADAPTER,
+    COLUMNS,
+    CONTEXT,
+    LENGTH,
+    MIN_P,
+    POSITION,
+    QUERY,
+    SEGMENT_TILE,
+    SLOT,
+    START,
+    TEMPERATURE,
+    TOKEN,
+    TOP_K,
+    TOP_P,
+    UNIFORM,
+    UNUSED,
+)
+from engine.page_size import pages_of_tokens
+from engine.step import NO_ADAPTER, Chunk, Draw
+from kernels.philox import uniforms
+
+Ints = npt.NDArray[np.int32]
+
+
+class VerifyTable:
+    """Belongs to the engine loop's thread."""
+
+    def __init__(self, max_seqs: int, max_pages: int, page_tokens: int, *, queries: int) -> None:
+        """``queries``: tokens of one sequence, its drafts included, at most."""
+        rows = max_seqs * queries
+        self.packed: Ints = np.zeros((rows, COLUMNS + max_pages), dtype=np.int32)
+        self.packed[:, :COLUMNS] = UNUSED
+        self._floats = self.packed.view(np.float32)
+        self._page_tokens, self._queries = page_tokens, queries
+
+    def fill(self, chunks: Sequence[Chunk], rows: int) -> int:
+        """Enter chunks that decode, with drafts or without, and blank the rows up to ``rows``.
+        Returns the columns in use."""
+        Q, table = self._queries, self.packed
+        table[:rows, :COLUMNS] = UNUSED
+        counts = np.fromiter((len(chunk.tokens) for chunk in chunks), np.int64, len(chunks))
+        of = np.repeat(np.arange(len(chunks)), counts)
+        place = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        at = of * Q + place
+        start = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
+        table[: len(chunks), CONTEXT] = start + counts
+        table[: len(chunks), QUERY] = counts
+        for number, chunk in enumerate(chunks):
+            table[number, COLUMNS : COLUMNS + len(chunk.pages)] = chunk.pages
+        positions = start[of] + place
+        page, offset = np.divmod(positions, self._page_tokens)
+        table[at, TOKEN] = [token for chunk in chunks for token in chunk.tokens]
+        table[at, POSITION] = positions
+        table[at, SLOT] = table[of, COLUMNS + page] * self._page_tokens + offset
+        self._segment(np.repeat([chunk.adapter for chunk in chunks], Q), rows)
+        self._draws(at, [draw for chunk in chunks for draw in chunk.draws])
+        return COLUMNS + pages_of_tokens(int(positions.max()) + 1, self._page_tokens)
+
+    def _draws(self, at: npt.NDArray[np.int64], draws: Sequence[Draw]) -> None:
+        wanted = [draw.sampling for draw in draws]
+        self.packed[at, TOP_K] = [w.top_k for w in wanted]
+        for column, values in (
+            (TEMPERATURE, [w.temperature for w in wanted]),
+            (TOP_P, [w.top_p for w in wanted]),
+            (MIN_P, [w.min_p for w in wanted]),
+        ):
+            self._floats[at, column] = values
+        warm = [i for i, w in enumerate(wanted) if w.temperature > 0]
+        if warm:
+            found = uniforms([draws[i].seed for i in warm], [draws[i].position for i in warm])
+            self._floats[at[warm], UNIFORM] = found.numpy()
+
+    def _segment(self, adapters: npt.NDArray[np.int64], rows: int) -> None:
+        """Consecutive rows of one adapter, at most a tile of them."""
+        at = np.arange(len(adapters))
+        first = np.ones(len(adapters), dtype=bool)
+        first[1:] = adapters[1:] != adapters[:-1]
+        since = at - np.maximum.accumulate(np.where(first, at, 0))
+        start = np.flatnonzero(since % SEGMENT_TILE == 0)
+        table = self.packed[:rows]
+        table[:, START : ADAPTER + 1] = (0, 0, NO_ADAPTER)
+        table[: len(start), START] = start
+        table[: len(start), LENGTH] = np.diff(start, append=len(adapters))
+        table[: len(start), ADAPTER] = adapters[start]
