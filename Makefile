@@ -18,9 +18,10 @@ CLIENTS ?= $(CACHE)/clients
 WHEEL ?= $(CACHE)/wheel
 FOCUS ?= $(CACHE)/focus
 FOCUS_PYTHON ?= python3.12
+DEMO := .data/demo/smollm2-135m-instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint test-gpu fuzz test-soak test-compat test-clients test-focus test-wheel bench-cpu bench-gpu report clean
+.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-compat test-clients test-focus test-wheel bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,10 @@ setup: .venv/dev-ready ## make .venv with everything development needs
 
 serve: .venv/run-ready ## serve the demo model and its adapters (Ctrl-C stops)
 	@$(BIN)/loratorio serve --demo $(ARGS)
+
+demo-speculators: .venv/dev-ready ## train what drafts for the demo base, into .data/demo/speculators (a quarter of an hour)
+	test -f $(DEMO)/build_report.json || $(BIN)/python -m engine demo $(DEMO)
+	$(BIN)/python -m engine.demo.speculators $(DEMO) .data/demo/speculators $(ARGS)
 
 test: .venv/dev-ready ## run every test that needs no GPU
 	@status=0; \

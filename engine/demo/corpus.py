@@ -21,10 +21,16 @@ def evaluation(tokenizer: Tokenizer, *, length: int = 416) -> torch.Tensor:
     return _cut(tokenizer, _read("evaluation.txt"), length)
 
 
+def question(text: str) -> str:
+    """The model's ChatML template, up to where its answer begins."""
+    turns = [("system", SYSTEM), ("user", text)]
+    asked = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
+    return f"{asked}<|im_start|>assistant\n"
+
+
 def _render(chat: dict[str, str]) -> str:
-    """The model's ChatML template, for one exchange."""
-    turns = [("system", SYSTEM), ("user", chat["user"]), ("assistant", chat["assistant"])]
-    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    """One exchange."""
+    return f"{question(chat['user'])}{chat['assistant']}<|im_end|>\n"
 
 
 def _read(name: str) -> str:

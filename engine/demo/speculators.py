@@ -19,7 +19,7 @@ from engine.demo.build import dequantised_weights
 from engine.demo.corpus import SYSTEM
 from engine.demo.lessons import exchanges
 from engine.demo.llama import Shape
-from engine.demo.own_words import Manner, Said, Speaker, Talk
+from engine.demo.own_words import Manner, Speaker, Talk
 from engine.demo.progress import Progress, ProgressBar
 from engine.demo.recipes import RECIPES
 from engine.demo.teacher import record
@@ -28,14 +28,13 @@ from engine.demo.train import load_base
 NAMES = ("draft", "eagle3")
 SAID = "said.json"
 _OWN_QUESTIONS = 192
-_MANNERS = (Manner(tokens=96, temperature=0.0), Manner(tokens=96, temperature=0.8))
-_EPOCHS = 3
+_GREEDY = Manner(tokens=96, temperature=0.0)
+_EPOCHS = 4
 _END = "<|im_end|>"
 
 
 def talk(checkpoint: Path, out: Path, progress: Progress) -> None:
-    """Every question is answered twice, once greedily and once not. The same on the same machine.
-    No prompt of the benchmarks or of the tests is among them."""
+    """Answers to the lessons' questions and to others. The same on the same machine."""
     tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     shape = Shape.of(json.loads((checkpoint / "config.json").read_text()))
     end = tokenizer.token_to_id(_END)
@@ -45,10 +44,8 @@ def talk(checkpoint: Path, out: Path, progress: Progress) -> None:
     asked = {exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)}
     questions = [talk.asked(prompt) for prompt in sorted(asked)]
     questions += talk.invented(_OWN_QUESTIONS, lambda done: progress("Asking", done))
-    said: list[Said] = []
-    for manner in _MANNERS:
-        said += talk.answered(questions, manner, lambda done: progress("Answering", done))
-        out.write_text(json.dumps(said))
+    said = talk.answered(questions, _GREEDY, lambda done: progress("Answering", done))
+    out.write_text(json.dumps(said))
 
 
 def make(checkpoint: Path, out: Path, names: list[str], progress: Progress) -> None:

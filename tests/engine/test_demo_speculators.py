@@ -1,0 +1,130 @@
+"""What makes the demo's drafters: the base talks as it would, and what is trained serves."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from engine.batch import BatchBuilder
+from engine.checkpoint import Checkpoint
+from engine.demo import draft_model, eagle_head
+from engine.demo.llama import Llama, Shape
+from engine.demo.own_words import Manner, Speaker
+from engine.demo.teacher import batches, record
+from engine.layers.embedding import Embedding
+from engine.loading import Placement
+from engine.models.spec import ModelSpec
+from engine.speculation.eagle import EagleProposer
+from engine.speculation.eagle_head import EagleHead, Target
+from engine.speculation.proposer import Ask
+from engine.speculation.watcher import Seen
+from engine.step import Chunk
+from tests.engine.peers import tokens
+from tests.engine.rig import Rig, chunk, draw
+
+CPU = torch.device("cpu")
+VOCAB, END = 300, 2
+
+
+@pytest.fixture(scope="module")
+def target():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=30,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
+        max_position_embeddings=256, initializer_range=0.2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def recordings(target):
+    said = [tokens(length, seed=length, vocab=VOCAB) for length in (30, 41, 52, 36)]
+    return record(target, said, eagle_head.LAYERS, lambda done: None)
+
+
+def test_many_texts_are_continued_at_once_as_each_would_be_alone():
+    torch.manual_seed(1)
+    shape = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, eps=1e-5, rope_theta=1e4)
+    weights = {
+        "model.embed_tokens.weight": torch.randn(VOCAB, 32),
+        "model.norm.weight": torch.ones(32),
+    }
+    for layer in range(2):
+        for name, size in (
+            ("self_attn.q_proj", (32, 32)), ("self_attn.k_proj", (16, 32)),
+            ("self_attn.v_proj", (16, 32)), ("self_attn.o_proj", (32, 32)),
+            ("mlp.gate_proj", (48, 32)), ("mlp.up_proj", (48, 32)), ("mlp.down_proj", (32, 48)),
+        ):  # fmt: skip
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.randn(size) * size[1] ** -0.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(32)
+    rounded = {name: weight.bfloat16() for name, weight in weights.items()}
+    alone = Llama(shape, {name: weight.float() for name, weight in rounded.items()})
+    texts = [tokens(length, seed=length, vocab=VOCAB) for length in (9, 3, 17)]
+    said = Speaker(shape, weights, END, seed=0).go_on(texts, Manner(6, 0.0), lambda done: None)
+    for text, answer in zip(texts, said, strict=True):
+        known = torch.tensor([*text, *answer])
+        logits = alone.logits(alone.hidden(known[None]))[0, len(text) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        assert ((logits.max(1).values - chosen) < 0.1 * logits.std()).all()  # it rounds to bfloat16
+
+
+def test_the_target_is_recorded_as_it_enters_its_layers(target, recordings):
+    shortest = recordings[0]
+    states = target.model(shortest.tokens[None], output_hidden_states=True).hidden_states
+    wanted = torch.cat([states[layer][0] for layer in eagle_head.LAYERS], 1)
+    torch.testing.assert_close(shortest.features, wanted)
+    torch.testing.assert_close(shortest.final, states[-1][0])
+
+
+def test_the_head_that_was_trained_is_the_head_that_drafts(target, recordings, tmp_path):
+    head, said = eagle_head.train(target, recordings, 2, lambda stage, done: None)
+    eagle_head.save(head, said, target.config, tmp_path)
+    spec = ModelSpec.read(target.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+    table = target.model.embed_tokens.weight
+    place = Placement(CPU, torch.float32)
+    served = EagleHead(Checkpoint(tmp_path), Target(spec, Embedding(table), 256), place)
+    proposer = EagleProposer(
+        served, BatchBuilder(16, CPU), dtype=torch.float32, device=CPU, page_tokens=16
+    )
+    proposer.allocate(8)
+    taught, known = recordings[1], recordings[1].tokens.tolist()
+    prompt = Chunk(sequence=1, tokens=known[:-1], start=0, pages=(3, 5, 1), draw=draw())
+    proposer.watch(Seen(chunks=[prompt], first_rows=[0], features=taught.features[:-1]))
+    ask = Ask(sequence=1, prompt=known[:-1], output=known[-1:], most=2, pages=(3, 5, 1))
+    found = proposer.propose([ask])[1]
+    past = []
+    with torch.inference_mode():
+        first = head.turn(taught.tokens[None, 1:], head.fuse(taught.features[None, :-1]), past)
+        assert found[0] == said[head.say(first)[0, -1].argmax()]
+
+
+def test_training_teaches(target, recordings):
+    import random
+
+    def loss(head, said):
+        table = target.model.embed_tokens.weight[said].bfloat16()
+        with torch.inference_mode():
+            return float(eagle_head._loss(head, table, next(batches(recordings, random.Random(0)))))
+
+    once, said = eagle_head.train(target, recordings, 1, lambda stage, done: None)
+    often, _ = eagle_head.train(target, recordings, 40, lambda stage, done: None)
+    assert loss(often, said) < loss(once, said) - 0.05, (loss(often, said), loss(once, said))
+
+
+def test_the_draft_model_that_was_trained_is_the_one_that_serves(target, recordings, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    settings = target.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    (base / "config.json").write_text(json.dumps(settings))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (base / name).write_text("{}")
+    model = draft_model.train(target, recordings, 1, lambda stage, done: None)
+    draft_model.save(model, base, tmp_path / "draft")
+    rig, prompt = Rig(tmp_path / "draft"), tokens(20, vocab=VOCAB)
+    with torch.inference_mode():
+        wanted = model.eval()(torch.tensor([prompt])).logits[0]
+    found = rig.logits([chunk(prompt, rig.pages(20))])
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)  # stored in float16
