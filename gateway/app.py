@@ -13,9 +13,7 @@ from starlette.types import ASGIApp
 
 from adapters.errors import StoreUnusable
 from adapters.stores import open_parts, open_store
-from engine.client import EngineLost
 from engine.otlp import TracingUnavailable, open_provider
-from engine.protocol import Counts
 from gateway import redis
 from gateway.adapter_api.callers import Callers
 from gateway.adapter_api.canary import Canary
@@ -59,7 +57,6 @@ from gateway.identity.passwords import Passwords
 from gateway.identity.pepper import Peppers
 from gateway.ids import new_id
 from gateway.inference.base_text import BaseText
-from gateway.inference.embedding import MOST_INPUTS
 from gateway.inference.gate import Gate
 from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
@@ -67,11 +64,11 @@ from gateway.inference.intakes import Intakes
 from gateway.inference.routes import Routes
 from gateway.inference.services import Services
 from gateway.inference.tokenization import Tokenization
-from gateway.inference.wire import MOST_PROMPTS
 from gateway.limits.limiter import RateLimiter, memory_limiter, redis_limiter
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
 from gateway.metrics_page import MetricsPage
+from gateway.orphans import Orphans
 from gateway.responses.archive import Archive
 from gateway.responses.endpoint import ResponseEndpoint
 from gateway.responses.routes import response_router
@@ -161,7 +158,7 @@ class Application:
                 recorder.log,
                 database,
                 live_from=recorder.first_segment,
-                lookup=self._lookup,
+                lookup=Orphans(self._fleet).lookup,
                 inherited=lambda events: settle_orphans(limiter, events),
                 patience_s=settings.orphan_patience_s,
             )
@@ -423,33 +420,3 @@ class Application:
         client = redis.connect(url, timeout_s=deadline_s)
         stack.push_async_callback(client.aclose)
         return RedisAnswers(client, deadline_s=deadline_s)
-
-    async def _lookup(self, request: str) -> Counts | None:
-        """What the engines recorded of a request that our last run did not finish.
-
-        Without a boot where every engine answers and knows nothing; None where some do not answer.
-        """
-        all_answered = bool(self._fleet.members) and all(m.client for m in self._fleet.members)
-        most = max(MOST_PROMPTS, MOST_INPUTS)
-        names = [request, *(f"{request}-{i}" for i in range(most))]  # see Order.submits
-        for member in self._fleet.ready:
-            if (client := member.client) is None:
-                continue
-            try:
-                known = [counts for counts in await client.counts(names) if counts.boot]
-            except (EngineLost, TimeoutError):
-                all_answered = False
-                continue
-            if known:
-                return Counts(
-                    request=request,
-                    boot=known[0].boot,
-                    prompt_tokens=sum(counts.prompt_tokens for counts in known),
-                    completion_tokens=sum(counts.completion_tokens for counts in known),
-                    cached_tokens=sum(counts.cached_tokens for counts in known),
-                    # Of an earlier boot nothing more will come.
-                    finished=all(
-                        counts.finished or counts.boot != client.welcome.boot for counts in known
-                    ),
-                )
-        return Counts(request, "", 0, 0, True) if all_answered else None
