@@ -353,6 +353,7 @@ def _plan(config: EngineConfig, spec: ModelSpec, weights: int, pages: int) -> st
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         utilization=config.gpu_memory_utilization,
+        members=config.tensor_parallel_size,
     )
     memory = Memory(budget, weights, budget - weights - pool)
     found = divide(

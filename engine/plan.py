@@ -56,11 +56,15 @@ class Wish:
     max_num_seqs: int = DEFAULTS.max_num_seqs
     max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
     utilization: float = DEFAULTS.gpu_memory_utilization
+    members: int = 1  # devices that compute the model together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Bytes, pages and counts. ``missing_bytes`` 0 means that one sequence at least fits."""
+    """Bytes, pages and counts, of each device where there are several.
+
+    ``missing_bytes`` 0 means that one sequence at least fits.
+    """
 
     budget_bytes: int  # the share of the device that the engine may take
     weights_bytes: int
@@ -119,7 +123,11 @@ def divide(
     sequences = max(left // one, 0)
     rows = min(sequences, wish.max_num_seqs)
     work = Work(rows=rows, context=wish.context, adapters=wish.adapters, rank=wish.rank)
-    step = decode_floor(_shape(spec), work, device, precision) if rows and device else None
+    step = (
+        decode_floor(_shape(spec, wish.members), work, device, precision)
+        if rows and device
+        else None
+    )
     return Plan(
         budget_bytes=memory.budget,
         weights_bytes=memory.weights,
@@ -151,9 +159,11 @@ def pass_bytes(spec: ModelSpec, wish: Wish) -> int:
     return max(tokens + dequantised, logits) + GRAPH_BYTES + CONTEXT_BYTES
 
 
-def _shape(spec: ModelSpec) -> Shape:
+def _shape(spec: ModelSpec, members: int) -> Shape:
+    """Of what each device reads and computes."""
     return Shape(
-        name="", model_type="", architecture=spec.architecture, vocab_size=spec.vocab_size,
+        name="", model_type="", architecture=spec.architecture,
+        vocab_size=-(-spec.vocab_size // members),
         hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size,
         num_hidden_layers=spec.num_layers, num_attention_heads=spec.num_heads,
         num_key_value_heads=spec.num_kv_heads, head_dim=spec.head_dim,
@@ -165,7 +175,7 @@ def describe(found: Plan, wish: Wish, *, measured: bool = False) -> str:
     pool = found.pages * found.page_bytes
     lines = [
         f"memory for the engine   {_gib(found.budget_bytes)}  "
-        f"({wish.utilization:.0%} of {wish.gpu})",
+        f"({wish.utilization:.0%} of {wish.gpu}{_each(wish)})",
         f"weights                 {_gib(found.weights_bytes)}",
         f"passes ({'measured' if measured else 'estimate'})       {_gib(found.pass_bytes)}",
         f"page pool               {_gib(pool)}  {found.pages} pages of {wish.page_tokens} tokens, "
@@ -194,6 +204,10 @@ def describe(found: Plan, wish: Wish, *, measured: bool = False) -> str:
     return "\n".join(lines)
 
 
+def _each(wish: Wish) -> str:
+    return f", of each of {wish.members}, as all below" if wish.members > 1 else ""
+
+
 def _shortage(found: Plan, wish: Wish) -> str:
     missing = _gib(found.missing_bytes).strip()
     if found.weights_bytes + found.pass_bytes > found.budget_bytes:
@@ -210,12 +224,12 @@ def main(argv: Sequence[str]) -> int:
     """Returns 1 when not even one sequence fits. Raises EngineError."""
     options = _parser().parse_args(argv)
     names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "head_dtype", "page_tokens",
-             "max_num_seqs", "max_num_batched_tokens", "utilization")  # fmt: skip
+             "max_num_seqs", "max_num_batched_tokens", "utilization", "members")  # fmt: skip
     wish = Wish(**{name: getattr(options, name) for name in names})
-    spec, weights = _model(options.model, options.format)
+    spec, weights = _model(options.model, options.format, wish.members)
     error = None
     if wish.head_dtype == HeadDtype.INT8:
-        weights = with_narrow_head(spec, weights)
+        weights = with_narrow_head(spec, weights, wish.members)
         path = Path(options.model)
         error = narrow_head_error(path, spec) if path.is_dir() else None
     found = replace(plan(spec, weights, wish, DEVICES[wish.gpu]), head_error=error)
@@ -231,6 +245,10 @@ def _parser() -> Parser:
     parser.add_argument("model", metavar="MODEL", help=f"a directory, or {', '.join(SHAPES)}")
     parser.add_argument("--format", choices=FORMATS, default="awq", help="of a named shape")
     parser.add_argument("--gpu", choices=DEVICES, default="h200")
+    parser.add_argument(
+        "--tensor-parallel-size", dest="members", type=count, default=1, metavar="N",
+        help="GPUs that compute the model together",
+    )  # fmt: skip
     parser.add_argument("--context", type=count, default=4096, metavar="TOKENS")
     parser.add_argument("--adapters", type=_adapters, default=0, metavar="N")
     parser.add_argument("--rank", type=count, default=16)
@@ -256,10 +274,10 @@ def _adapters(text: str) -> int:
     return 0 if text == "0" else count(text)
 
 
-def _model(name: str, fmt: str) -> tuple[ModelSpec, StoredWeights]:
+def _model(name: str, fmt: str, members: int) -> tuple[ModelSpec, StoredWeights]:
     path = Path(name)
     if path.is_dir():
-        return of_checkpoint(path)
+        return of_checkpoint(path, members)
     if name in SHAPES:
-        return of_shape(SHAPES[name], fmt)
+        return of_shape(SHAPES[name], fmt, members)
     raise PlanInvalid(f"{name}: neither a directory nor one of {', '.join(SHAPES)}")

@@ -22,6 +22,7 @@ from engine.placement import SITES, round_up
 
 TILE_N, TILE_K = 128, 128  # a packed matrix is padded to whole tiles
 HOPPER_GROUPS = (64, 128, 256)
+FILLED = 64  # rows of a group that is filled up
 HOPPER_K = 256  # inputs must be a multiple
 CODES = ("qweight", "weight_packed")
 SCALES = ("scales", "weight_scale", "weight_scale_inv")
@@ -47,10 +48,14 @@ class Stored:
     group: int = 0
     zeros: bool = False
     permuted: bool = False
+    filled: int = 0  # inputs that stand for none, on the average
 
 
-def of_shape(shape: Shape, fmt: str) -> tuple[ModelSpec, StoredWeights]:
-    """A random checkpoint of this shape, groups of 128."""
+def of_shape(shape: Shape, fmt: str, members: int = 1) -> tuple[ModelSpec, StoredWeights]:
+    """A random checkpoint of this shape, groups of 128; the part of one of so many members.
+
+    Raises ConfigError when it cannot be cut so.
+    """
     spec = ModelSpec.read(shape.config())
 
     def stored(module: str) -> Stored:
@@ -61,11 +66,11 @@ def of_shape(shape: Shape, fmt: str) -> tuple[ModelSpec, StoredWeights]:
         return Stored(4, 128, zeros=True, permuted=fmt == "gptq-act-order")
 
     every = {module: stored(module) for modules in SITES.values() for module in modules}
-    return spec, _total(spec, [every] * spec.num_layers)
+    return spec.part(members), _total(spec, [every] * spec.num_layers, members)
 
 
-def of_checkpoint(path: Path) -> tuple[ModelSpec, StoredWeights]:
-    """Raises CheckpointInvalid."""
+def of_checkpoint(path: Path, members: int = 1) -> tuple[ModelSpec, StoredWeights]:
+    """The part of the first of so many members. Raises CheckpointInvalid or ConfigError."""
     config = _config(path)
     spec, tensors = ModelSpec.read(config), dict(_tensors(path))
     claim = config.get("quantization_config")
@@ -78,8 +83,8 @@ def of_checkpoint(path: Path) -> tuple[ModelSpec, StoredWeights]:
         }
         for layer in range(spec.num_layers)
     ]
-    found = _total(spec, layers)
-    return spec, replace(found, nbytes=found.nbytes + _tower(tensors))
+    found = _total(spec, layers, members)
+    return spec.part(members), replace(found, nbytes=found.nbytes + _tower(tensors))
 
 
 def _tower(tensors: Tensors) -> int:
@@ -88,9 +93,9 @@ def _tower(tensors: Tensors) -> int:
     return ITEM * sum(map(math.prod, shapes))
 
 
-def with_narrow_head(spec: ModelSpec, weights: StoredWeights) -> StoredWeights:
+def with_narrow_head(spec: ModelSpec, weights: StoredWeights, members: int = 1) -> StoredWeights:
     """With the head in int8, beside the embeddings where those were the head."""
-    rows = spec.vocab_size
+    rows = -(-spec.vocab_size // members)
     narrow = rows * (spec.hidden_size + WIDE)
     before = 0 if spec.tied_head else rows * spec.hidden_size * ITEM
     precision = replace(weights.precision, head=1 + WIDE / spec.hidden_size)
@@ -181,15 +186,30 @@ def _stored(
     )
 
 
-def _total(spec: ModelSpec, layers: list[dict[str, Stored]]) -> StoredWeights:
-    linears = sum(_layer(spec, layer) for layer in layers)
-    vocabulary = spec.vocab_size * spec.hidden_size * ITEM * (1 if spec.tied_head else 2)
+def _total(spec: ModelSpec, layers: list[dict[str, Stored]], members: int) -> StoredWeights:
+    part = spec.part(members)
+    linears = sum(_layer(part, _cut(spec, layer, members)) for layer in layers)
+    vocabulary = (
+        -(-spec.vocab_size // members) * spec.hidden_size * ITEM * (1 if spec.tied_head else 2)
+    )
     norms = (2 * spec.num_layers + 1) * spec.hidden_size * WIDE
     rope = spec.max_position * spec.head_dim * WIDE
     common = layers[0]["down_proj"]
     group = 0 if common.bits == 16 else common.group
     precision = Precision(weight_bits=common.bits, group=group)
     return StoredWeights(linears + vocabulary + norms + rope, precision)
+
+
+def _cut(spec: ModelSpec, stored: Mapping[str, Stored], members: int) -> Mapping[str, Stored]:
+    """As a member keeps them. In groups of an order of its own, down takes whole groups, and o
+    fills up those of its heads."""
+    if members == 1:
+        return stored
+    o, down = stored["o_proj"], stored["down_proj"]
+    if o.permuted:
+        filled = FILLED // 2 * -(-spec.query_size // o.group)
+        o = replace(o, group=FILLED, filled=filled)
+    return {**stored, "o_proj": o, "down_proj": replace(down, permuted=False)}
 
 
 def _layer(spec: ModelSpec, stored: Mapping[str, Stored]) -> int:
@@ -211,6 +231,7 @@ def _layer(spec: ModelSpec, stored: Mapping[str, Stored]) -> int:
 
 def matrix_bytes(inputs: int, outputs: int, stored: Stored) -> int:
     """Bytes of one matrix on an H200."""
+    inputs += stored.filled
     if stored.bits == 16:
         return inputs * outputs * ITEM
     if stored.bits == 8:

@@ -4,10 +4,10 @@ A setting that would change the result and is not supported is refused by name, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.errors import CheckpointInvalid
+from engine.errors import CheckpointInvalid, ConfigError
 from engine.models.fields import Config, count, flag
 from engine.models.registry import architecture_of, read_traits
 from engine.models.rope import DynamicScaling, Rope, read_rope
@@ -42,6 +42,31 @@ class ModelSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    def part(self, members: int) -> "ModelSpec":
+        """What each of so many members of a team has: heads and channels; of the vocabulary all.
+
+        Raises ConfigError when the model cannot be cut so.
+        """
+        counts = {
+            "num_attention_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+        }
+        for name, found in counts.items():
+            if found % members:
+                raise ConfigError(f"tensor_parallel_size={members} does not divide {name}={found}")
+        heads = self.num_kv_heads
+        if heads % members and members % heads:
+            raise ConfigError(
+                f"tensor_parallel_size={members} neither divides num_key_value_heads={heads} "
+                "nor is a multiple of it"
+            )
+        return replace(
+            self,
+            num_heads=self.num_heads // members,
+            num_kv_heads=max(1, heads // members),
+            intermediate_size=self.intermediate_size // members,
+        )
 
     @property
     def length_limit(self) -> str:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from adapters.pack import Factor, PackedAdapter
-from engine.errors import ConfigError
 from engine.models.spec import ModelSpec
 
 CUT_BY_INPUTS = ("o_proj", "down_proj")
@@ -26,38 +25,20 @@ CUT_BY_INPUTS = ("o_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
+    """Raises ConfigError when the model cannot be cut so."""
+
     member: int
     size: int
     whole: ModelSpec
     _channels: dict[int, torch.Tensor] = field(default_factory=dict)  # by layer, once it is loaded
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when the model cannot be cut so."""
-        spec, size = self.whole, self.size
-        counts = {
-            "num_attention_heads": spec.num_heads,
-            "intermediate_size": spec.intermediate_size,
-        }
-        for name, count in counts.items():
-            if count % size:
-                raise ConfigError(f"tensor_parallel_size={size} does not divide {name}={count}")
-        heads = spec.num_kv_heads
-        if heads % size and size % heads:
-            raise ConfigError(
-                f"tensor_parallel_size={size} neither divides num_key_value_heads={heads} "
-                "nor is a multiple of it"
-            )
+        self.whole.part(self.size)  # or refuses
 
     @property
     def spec(self) -> ModelSpec:
-        """Of a member: its heads and channels, and the whole vocabulary."""
-        spec = self.whole
-        return replace(
-            spec,
-            num_heads=spec.num_heads // self.size,
-            num_kv_heads=max(1, spec.num_kv_heads // self.size),
-            intermediate_size=spec.intermediate_size // self.size,
-        )
+        """Of a member: its heads and channels, and the whole vocabulary. Raises ConfigError."""
+        return self.whole.part(self.size)
 
     @property
     def leads(self) -> bool:

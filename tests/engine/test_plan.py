@@ -14,6 +14,7 @@ from engine.bench.floor import H200
 from engine.bench.linear import random_weight
 from engine.bench.lora import base_of
 from engine.bench.shapes import FORMATS, LLAMA_8B, SHAPES, TINY
+from engine.errors import ConfigError
 from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.page_size import adapter_pages, page_elements
@@ -103,3 +104,28 @@ def test_the_command_prints_json_and_says_by_its_exit_code_whether_it_fits(capsy
     assert main(["llama-3.1-70b", "--adapters", "100000"]) == 1
     with pytest.raises(PlanInvalid, match="neither a directory"):
         main(["no-such-model"])
+
+
+@pytest.mark.parametrize("fmt", ["awq", "gptq-act-order", "fp8", "fp16"])
+def test_a_member_of_two_takes_half_of_what_is_cut_and_all_of_the_rest(fmt):
+    spec, whole = of_shape(LLAMA_8B, fmt)
+    part, each = of_shape(LLAMA_8B, fmt, 2)
+    rope_and_norms = 4 * (spec.max_position * spec.head_dim + 65 * spec.hidden_size)
+    cut = whole.nbytes - rope_and_norms
+    assert each.nbytes - rope_and_norms == pytest.approx(cut / 2, rel=0.05)  # o is filled up
+    assert page_elements(part, 64) == page_elements(spec, 64) // 2
+
+
+def test_two_devices_hold_more_adapters_and_tokens_and_say_so(capsys):
+    facts = []
+    for members in ("1", "2"):
+        main(["llama-3.1-70b", "--adapters", "16", "--json", "--tensor-parallel-size", members])
+        facts.append(json.loads(capsys.readouterr().out))
+    assert facts[1]["kv_tokens"] > 2 * facts[0]["kv_tokens"]
+    assert main(["llama-3.1-70b", "--tensor-parallel-size", "2"]) == 0
+    assert "each of 2" in capsys.readouterr().out
+
+
+def test_a_model_that_cannot_be_cut_is_refused_by_name():
+    with pytest.raises(ConfigError, match="tensor_parallel_size=3 does not divide"):
+        main(["llama-3.1-8b", "--tensor-parallel-size", "3"])
