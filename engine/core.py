@@ -63,8 +63,9 @@ from engine.residency import P
 from engine.scheduler import Plan, Planned, Scheduler
 from engine.seating import Seating
 from engine.sequence import Phase, Request, Sequence
+from engine.speculation.payoff import Payoff
 from engine.speculation.proposer import Proposer
-from engine.speculation.speculation import Speculation
+from engine.speculation.speculation import Judge, Speculation
 from engine.standing import name_adapters, standing
 from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
 from engine.traces import RequestTraces
@@ -136,15 +137,17 @@ class Core(Generic[P]):
         entropy: random.Random | None = None,
         traces: RequestTraces | None = None,
         wire: Wire | None = None,
+        judge: Judge | None = None,
     ) -> None:
-        """``wire``: of handoffs; None where this engine takes part in none."""
+        """``wire``: of handoffs; None where this engine takes part in none. ``judge``: of drafts;
+        None: what they bring is measured."""
         self.inbox: Mailbox[Heard] = Mailbox(4096)
         self.outbox: Mailbox[Said] = Mailbox(4096)
         self.seating = Seating(config, built, observer=metrics, clock=clock)
         self.pool, self.residency = self.seating.pool, self.seating.residency
         self.scheduler = Scheduler(
             config, self.seating, max_step_s=built.max_step_s,
-            speculation=_speculation(config, built.proposer, metrics), observer=metrics,
+            speculation=_speculation(config, built.proposer, metrics, judge), observer=metrics,
             clock=clock,
         )  # fmt: skip
         self.book = Book(
@@ -610,13 +613,14 @@ class Core(Generic[P]):
 
 
 def _speculation(
-    config: EngineConfig, proposer: Proposer | None, observer: Observer
+    config: EngineConfig, proposer: Proposer | None, observer: Observer, judge: Judge | None
 ) -> Speculation | None:
     if proposer is None or config.speculation is None:
         return None
     return Speculation(
-        proposer, most=config.speculation.tokens, rows=config.draft_rows, observer=observer
-    )
+        proposer, most=config.speculation.tokens, rows=config.draft_rows,
+        judge=judge or Payoff(), observer=observer,
+    )  # fmt: skip
 
 
 def _guarded(work: Callable[[], T]) -> T | Exception:

@@ -137,12 +137,14 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed: MixedGraphs | None = None
         self._verify: DecodeGraphs | None = None
+        self._max_pages = 0
         cuda = device.type == "cuda"
         self._beside = Beside(torch.cuda.Stream(device)) if cuda else None  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def capture(self, max_pages: int) -> None:
         """Capture passes; from then on they are replayed. CUDA only."""
+        self._max_pages = max_pages
         self._graphs, self._mixed, self._verify = self.graphs(max_pages)
         for graphs in (self._graphs, self._mixed, self._verify):
             if graphs is not None:
@@ -183,6 +185,17 @@ class ModelRunner:
             queries=queries,
             tell=None if self._lead is None else self._tell_decode,
         )
+
+    def draft_at_most(self, drafts: int, *, rows: int) -> None:
+        """Capture passes that verify so few drafts of so many sequences, to be measured. Where
+        nothing is captured there is nothing to do."""
+        if self._graphs is None:
+            return
+        self._max_drafts = drafts
+        self._verify = None  # its memory goes first
+        with torch.inference_mode():
+            self._verify = self._decode_graphs(self._max_pages, rows, 1 + drafts)
+            self._verify.capture()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:

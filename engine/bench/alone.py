@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -24,10 +25,16 @@ from engine.counts import CountRecord
 from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.protocol import AdapterRef, Output, Refused, Sampling, Step, Submit, TokenLogprobs
+from engine.speculation.proposer import Proposer
+from engine.speculation.speculation import Judge
 from engine.team.adapters import TeamAdapters
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GREEDY = Sampling(temperature=0.0)
+
+
+class Script(Proposer, Judge, Protocol):
+    """Drafts that a benchmark makes, and when to verify some."""
 
 
 class BenchmarkRefused(Exception):
@@ -111,7 +118,10 @@ class LoneEngine:
     """Belongs to one thread. ``pour``: adapters that host memory has room for, made in a moment
     (``PouredHost``); without it they are made one by one, and all are kept."""
 
-    def __init__(self, config: EngineConfig, *, pour: int | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, pour: int | None = None, script: Script | None = None
+    ) -> None:
+        """``script``: drafts in the place of what the config's proposer would make."""
         built = build_runner(config)
         self.narrow = config.kv_cache_dtype.narrow
         self.narrow_head = config.head_dtype == HeadDtype.INT8
@@ -127,7 +137,9 @@ class LoneEngine:
             if pour is None
             else PouredHost(lambda name: memory.lay_out(self._made.packed(name)), pour)
         )
-        self.built: Built[LaidOut] = replace(built, adapters=self._host)
+        self.built: Built[LaidOut] = replace(
+            built, adapters=self._host, proposer=script or built.proposer
+        )
         self.core = Core(
             config,
             self.built,
@@ -135,6 +147,7 @@ class LoneEngine:
             record=CountRecord(None),
             metrics=EngineMetrics(self.built.num_pages),
             entropy=random.Random(0),  # noqa: S311
+            judge=script,
             wire=wire,
         )
         self.wire = wire

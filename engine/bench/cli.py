@@ -2,8 +2,9 @@
 
     decode, prefill, mixed     an engine alone, without sockets
     held                       decode steps whose answers a grammar holds, beside free ones
+    speculation                passes that verify drafts, over plain ones; when that pays
     linear, lora, attention    one layer's operations
-    all                        decode to attention but held, one after the other
+    all                        decode to attention but held and speculation, one after the other
     serve                      a running server over HTTP, from this machine
     fairness, churn, prefix,
     batching                   what tenants and adapters do to each other, an engine alone
@@ -25,7 +26,7 @@ from engine.bench.shapes import FORMATS, SHAPES
 from engine.config import HeadDtype, KvCacheDtype
 from engine.flags import Parser, count
 
-ENGINE = ("decode", "prefill", "mixed", "held")
+ENGINE = ("decode", "prefill", "mixed", "held", "speculation")
 OPERATIONS = ("linear", "lora", "attention")
 ALL = (*ENGINE[:3], *OPERATIONS)
 ALONE = (*ENGINE, *OPERATIONS, "all")

@@ -28,9 +28,14 @@ from engine.bench.mixed import mixed_rows
 from engine.bench.rows import Report, Row
 from engine.bench.setting import Setting, known_device
 from engine.bench.shapes import SHAPES, Shape
+from engine.bench.speculation import DRAFTS, Script, speculation_rows
+from engine.bench.speculation import MIXES as VERIFIED
 from engine.bench.vocabulary import write_tokenizer
 from engine.config import EngineConfig, HeadDtype
+from engine.speculation.settings import Method, SpeculationSettings
 from engine.team.ending import end_process
+
+DRAFTED = SpeculationSettings(method=Method.NGRAM, tokens=max(DRAFTS))  # room for as many
 
 
 def measure(options: Options) -> int:
@@ -75,20 +80,22 @@ def _give_back() -> None:
 def _with_engine(options: Options, setting: Setting, benches: list[str], device: str) -> int:
     """How many of the benchmarks were refused."""
     try:
-        engine = _engine(options, setting.shape)
+        script = Script() if "speculation" in benches else None
+        engine = _engine(options, setting.shape, script)
     except BenchmarkRefused as refusal:
         print(f"not reported: {refusal}", file=sys.stderr)
         return len(benches)
+
+    def rows(bench: str) -> Callable[[], list[Row]]:
+        return lambda: _whole(options, setting, bench, engine, script)
+
     try:
-        return sum(
-            _report(options, bench, device, lambda b=bench: _whole(options, setting, b, engine))  # type: ignore[misc]
-            for bench in benches
-        )
+        return sum(_report(options, bench, device, rows(bench)) for bench in benches)
     finally:
         engine.built.close()
 
 
-def _engine(options: Options, shape: Shape) -> LoneEngine:
+def _engine(options: Options, shape: Shape, script: Script | None) -> LoneEngine:
     """Shown to be right. Raises BenchmarkRefused."""
     model = options.cache / f"{shape.name}-{options.format}"
     if not (model / "config.json").exists():
@@ -103,14 +110,19 @@ def _engine(options: Options, shape: Shape) -> LoneEngine:
         kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
         tensor_parallel_size=options.tensor_parallel_size,
         disable_custom_all_reduce=options.disable_custom_all_reduce,
+        speculation=None if script is None else DRAFTED,
         max_step_s=60.0,  # prompts are not held back: all rows of a mix decode together
     )  # fmt: skip
-    engine = LoneEngine(config)
+    engine = LoneEngine(config, script=script)
     print(check(engine, model, rank=options.rank), file=sys.stderr)
     return engine
 
 
-def _whole(options: Options, setting: Setting, bench: str, engine: LoneEngine) -> list[Row]:
+def _whole(
+    options: Options, setting: Setting, bench: str, engine: LoneEngine, script: Script | None
+) -> list[Row]:
+    if script is not None:
+        return speculation_rows(engine, setting, script, options.mixes or VERIFIED)
     if bench == "decode":
         return decode_rows(engine, setting, options.mixes or MIXES)
     if bench == "prefill":

@@ -8,13 +8,26 @@ loop's thread.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as View
+from typing import Protocol
 
 from engine.observer import Observer
 from engine.sequence import Sequence
-from engine.speculation.payoff import Payoff
 from engine.speculation.proposer import Ask, Proposer
 
 Reach = Callable[[Sequence, int], bool]  # gets a sequence pages for so many tokens more
+
+
+class Judge(Protocol):
+    """Says whether drafts are worth it."""
+
+    def pays(self, sequences: int) -> bool:
+        """Whether the next pass is to verify drafts, of so many sequences that decode."""
+        ...
+
+    def took(self, seconds: float, *, sequences: int, verified: int, kept: int) -> None:
+        """A pass that only decoded took so long, with so many drafts, of which so many were
+        kept."""
+        ...
 
 
 class Speculation:
@@ -24,12 +37,12 @@ class Speculation:
         *,
         most: int,
         rows: int,
-        payoff: Payoff | None = None,
+        judge: Judge,
         observer: Observer | None = None,
     ) -> None:
         """``most``: drafts of one sequence. ``rows``: drafts of a pass."""
         self._proposer, self._most, self._rows = proposer, most, rows
-        self._payoff, self._observer = payoff or Payoff(), observer or Observer()
+        self._judge, self._observer = judge, observer or Observer()
         self._active = True
 
     @property
@@ -41,7 +54,7 @@ class Speculation:
         """By sequence number, of these that decode. ``room``: tokens left of the pass."""
         if not sequences:
             return {}
-        self._active = self._payoff.pays(len(sequences))
+        self._active = self._judge.pays(len(sequences))
         if not self._active:
             return {}
         each = min(self._most, min(room, self._rows) // len(sequences))
@@ -63,8 +76,8 @@ class Speculation:
     def took(self, seconds: float, *, sequences: int, verified: int, kept: int) -> None:
         """A pass that only decoded took so long."""
         if sequences:
-            self._payoff.took(seconds, sequences=sequences, verified=verified, kept=kept)
-            self._active = self._payoff.pays(sequences)
+            self._judge.took(seconds, sequences=sequences, verified=verified, kept=kept)
+            self._active = self._judge.pays(sequences)
 
     def forget(self, sequence: int) -> None:
         self._proposer.forget(sequence)
