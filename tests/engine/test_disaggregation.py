@@ -11,7 +11,7 @@ from engine.bench.handed import Answered, Run
 from engine.bench.simulated_pair import simulate
 
 SMALL = [
-    "--simulate", "gpu", "--seconds", "2", "--chat-rate", "10", "--document-rate", "2",
+    "--simulate", "gpu", "--seconds", "1", "--chat-rate", "10", "--document-rate", "2",
     "--chat-output", "64", "--document-output", "32", "--link-gbs", "20", "--commit", "test",
 ]  # fmt: skip
 
