@@ -64,7 +64,6 @@ from engine.scheduler import Plan, Planned, Scheduler
 from engine.seating import Seating
 from engine.sequence import Phase, Request, Sequence
 from engine.speculation.payoff import Payoff
-from engine.speculation.proposer import Proposer
 from engine.speculation.speculation import Judge, Speculation
 from engine.standing import name_adapters, standing
 from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
@@ -147,7 +146,7 @@ class Core(Generic[P]):
         self.pool, self.residency = self.seating.pool, self.seating.residency
         self.scheduler = Scheduler(
             config, self.seating, max_step_s=built.max_step_s,
-            speculation=_speculation(config, built.proposer, metrics, judge), observer=metrics,
+            speculation=_speculation(config, built, metrics, judge), observer=metrics,
             clock=clock,
         )  # fmt: skip
         self.book = Book(
@@ -613,13 +612,13 @@ class Core(Generic[P]):
 
 
 def _speculation(
-    config: EngineConfig, proposer: Proposer | None, observer: Observer, judge: Judge | None
+    config: EngineConfig, built: Built[P], observer: Observer, judge: Judge | None
 ) -> Speculation | None:
-    if proposer is None or config.speculation is None:
+    if built.proposer is None or config.speculation is None:
         return None
     return Speculation(
-        proposer, most=config.speculation.tokens, rows=config.draft_rows,
-        judge=judge or Payoff(), observer=observer,
+        built.proposer, most=config.speculation.tokens, rows=config.draft_rows,
+        judge=judge or Payoff(ahead=built.ahead), observer=observer,
     )  # fmt: skip
 
 

@@ -1,4 +1,14 @@
-from engine.speculation.payoff import LONGEST_REST, LOOK, PLAIN, REST, TRIED, Payoff
+from engine.speculation.payoff import (
+    EMPTY,
+    LONGEST_PAUSE,
+    LONGEST_REST,
+    LOOK,
+    PAUSE,
+    PLAIN,
+    REST,
+    TRIED,
+    Payoff,
+)
 
 COUNT = 8  # sequences
 
@@ -62,3 +72,21 @@ def test_batches_of_other_sizes_are_judged_by_themselves() -> None:
     for _ in range(PLAIN):
         payoff.took(0.01, sequences=1, verified=0, kept=0)
     assert payoff.pays(1)
+
+
+def test_passes_run_ahead_for_a_while_when_nobody_makes_drafts() -> None:
+    payoff, pauses = Payoff(ahead=True), []
+    plain(payoff, PLAIN)
+    for _ in range(4):
+        for _ in range(EMPTY):
+            assert payoff.pays(COUNT)
+            plain(payoff, 1)
+        paused = 0
+        while not payoff.pays(COUNT):
+            plain(payoff, 1)
+            paused += 1
+        pauses.append(paused)
+    assert pauses == [min(PAUSE * 2**i, LONGEST_PAUSE) for i in range(4)]
+    waiting = Payoff()
+    plain(waiting, 500)
+    assert waiting.pays(COUNT)
