@@ -38,10 +38,12 @@ class Players:
     def __init__(self, clients: Sequence[EngineClient], *, least: int, queue_tokens: int) -> None:
         self._clients, self._least = clients, least
         self._queues = GiverQueues(queue_tokens)
-        self._numbers = itertools.count()
+        self._numbers, self._runs = itertools.count(), itertools.count()
 
     async def play(self, arrivals: Sequence[Arrival], *, hand: bool) -> Run:
-        """``hand``: the first engine computes prompts for the second; else they take turns."""
+        """``hand``: the first engine computes prompts for the second; else they take turns. What
+        an earlier run computed is another tenant's: nothing of it is found."""
+        tenant = f"run-{next(self._runs)}"
         began = time.perf_counter()
         answered = [Answered(arrival, handed=False) for arrival in arrivals]
         async with asyncio.TaskGroup() as group:
@@ -49,13 +51,16 @@ class Players:
                 late = began + one.arrival.at_s - time.perf_counter()
                 if late > 0:
                     await asyncio.sleep(late)
-                group.create_task(self._one(one, number, began, hand=hand))
+                group.create_task(self._one(one, number, began, tenant, hand=hand))
         return Run(answered, time.perf_counter() - began)
 
-    async def _one(self, one: Answered, number: int, began: float, *, hand: bool) -> None:
+    async def _one(
+        self, one: Answered, number: int, began: float, tenant: str, *, hand: bool
+    ) -> None:
         arrival = one.arrival
         submit = Submit(
-            f"r{next(self._numbers)}", arrival.tenant, list(arrival.prompt), arrival.answer,
+            f"r{next(self._numbers)}", f"{tenant}-{arrival.tenant}", list(arrival.prompt),
+            arrival.answer,
             sampling=GREEDY, ignore_eos=True,
         )  # fmt: skip
         last, finish = None, None

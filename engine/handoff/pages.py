@@ -70,7 +70,11 @@ class TransferPages:
 
 
 def _handle(pool: torch.Tensor) -> bytes:
-    shared = pool.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+    try:
+        shared = pool.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        log.warning("the pool cannot be read by other processes of this host: %s", error)
+        return b""
     made = PoolHandle(_boot(), (pool.shape[0], pool.shape[1]), str(pool.dtype), list(shared))
     return msgspec.msgpack.encode(made)
 
