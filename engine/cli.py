@@ -12,7 +12,7 @@ from engine.config import Device, Dtype, EngineConfig, HeadDtype, KvCacheDtype
 from engine.errors import ConfigError
 from engine.flags import Parser, amount
 from engine.protocol import Role
-from engine.speculation.settings import SpeculationSettings
+from engine.speculation.settings import FLAG, SpeculationSettings
 
 DEFAULTS = EngineConfig(model="")
 
@@ -54,6 +54,13 @@ def parse(argv: Sequence[str]) -> Serve | Tool:
     return Serve(_config(arguments), arguments.ready_fd)
 
 
+def _speculation(text: str) -> SpeculationSettings:
+    try:
+        return SpeculationSettings.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(f"{FLAG}: ")) from error
+
+
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     d = DEFAULTS
     parser.add_argument("--model", required=True, metavar="DIR", help="the checkpoint")
@@ -91,7 +98,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="of the output layer; int8 is quicker, and how far off is said at start",
     )  # fmt: skip
     parser.add_argument(
-        "--speculative-config", type=SpeculationSettings.parse, metavar="JSON",
+        "--speculative-config", type=_speculation, metavar="JSON",
         help="verify guessed tokens, more than one a pass; keys as vLLM's: method (ngram), "
         "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min",
     )  # fmt: skip

@@ -1,5 +1,6 @@
 import pytest
 
+from engine.cli import Serve, parse
 from engine.errors import ConfigError
 from engine.speculation.proposer import Ask
 from engine.speculation.settings import Method, SpeculationSettings
@@ -53,6 +54,16 @@ def test_what_is_wrong_is_named(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SpeculationSettings.parse(text)
     assert says in str(caught.value)
+
+
+def test_the_command_line_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["serve", "--model", "m", "--speculative-config"]
+    served = parse([*command, NGRAM + "}"])
+    assert isinstance(served, Serve)
+    assert served.config.speculation == SpeculationSettings.parse(NGRAM + "}")
+    with pytest.raises(SystemExit):
+        parse([*command, '{"method": "medusa"}'])
+    assert "argument --speculative-config: method 'medusa' is not known" in capsys.readouterr().err
 
 
 def test_the_last_tokens_known_may_lie_in_the_prompt_and_after_it() -> None:
