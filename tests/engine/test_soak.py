@@ -8,6 +8,7 @@ import pytest
 
 from engine.bench.alone import LoneEngine, Requests, adapter_ref
 from engine.config import Device, Dtype, EngineConfig
+from engine.speculation.settings import Method, SpeculationSettings
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -22,11 +23,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_checkpoint(tmp_path_factory.mktemp("soak"), SHAPE, Layout("gptq", 32)).path)
 
 
-def engine(path: str, *, pages: int, caching: bool, batched: int) -> LoneEngine:
+def engine(path: str, *, pages: int, caching: bool, batched: int, drafts: int = 0) -> LoneEngine:
+    ngram = SpeculationSettings(method=Method.NGRAM, tokens=drafts, lookup_min=1, lookup_max=3)
     made = EngineConfig(
         model=path, device=Device.CPU, dtype=Dtype.FLOAT32, deterministic=True, page_tokens=16,
         pool_bytes=pages * 16384 * 2, max_model_len=128, max_num_seqs=6,
         max_num_batched_tokens=batched, enable_prefix_caching=caching, threads=1,
+        speculation=ngram if drafts else None,
     )  # fmt: skip
     return LoneEngine(made)
 
@@ -64,10 +67,15 @@ def test_outputs_have_the_bits_of_serial_runs_while_adapters_come_and_go(path: s
     wanted = jobs()
     serial = run(engine(path, pages=200, caching=False, batched=256), wanted, together=False)
     lone = engine(path, pages=24, caching=True, batched=24)
-    assert run(lone, wanted, together=True) == serial
-    core = lone.core
-    assert core.residency.evictions > 0
-    assert sum(r > 0 for r in (core.scheduler.preemptions, core.seating.prefix.evicted)) > 0
+    drafting = engine(path, pages=24, caching=True, batched=24, drafts=3)
+    for each in (lone, drafting):
+        assert run(each, wanted, together=True) == serial
+        core = each.core
+        assert core.residency.evictions > 0
+        assert sum(r > 0 for r in (core.scheduler.preemptions, core.seating.prefix.evicted)) > 0
+    kept = 'loratorio_engine_tenant_draft_tokens_total{kind="kept",tenant="bench"}'
+    lines = dict(line.rsplit(" ", 1) for line in drafting.core._metrics.text().splitlines())
+    assert float(lines[kept]) > 0
 
 
 def test_who_yields_and_comes_back_from_host_memory_has_the_bits_of_a_serial_run(
