@@ -128,6 +128,7 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
         reference=built.reference,
         guard=_guard(config),
     )
+    _warn_of_strangers(config)
     _handle_signals(core.drain)
     server.start()
     if config.metrics_port is not None:  # ends with the process
@@ -171,6 +172,14 @@ def _guard(config: EngineConfig) -> Guard:
     certificate, key = Path(config.ssl_certfile), Path(config.ssl_keyfile)
     files = TlsFiles(certificate=certificate, key=key, authority=authority)
     return Guard(tls=ServerTls(files), tokens=tokens)
+
+
+def _warn_of_strangers(config: EngineConfig) -> None:
+    kind, _, place = config.listen.partition(":")
+    near = kind == "unix" or place.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
+    if not near and config.token_file is None and config.ssl_ca_certs is None:
+        asked = "--token-file, or tls: with --ssl-ca-certs"
+        log.warning("whoever reaches %s may use this engine: ask for %s", config.listen, asked)
 
 
 def _about(config: EngineConfig, built: Built[P]) -> About:

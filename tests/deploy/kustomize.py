@@ -77,6 +77,9 @@ def _patch(folder: Path, said: Object, objects: list[Object]) -> None:
         place: Any = one
         for step in way:
             place = place[int(step)] if isinstance(place, list) else place[step]
+        if change["op"] == "remove":
+            del place[last]
+            continue
         value = deepcopy(change["value"])
         if isinstance(place, dict):
             assert (last in place) == (change["op"] == "replace"), change

@@ -223,6 +223,13 @@ def test_autoscaling_and_the_picker_read_what_is_exported():
     assert max(refs, key=lambda ref: refs[ref] or 0) == "lora-affinity-scorer"
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_count_that_an_autoscaler_has_is_not_in_the_manifest(overlay: str):
+    objects = render(ROOT / overlay)
+    scaled = [o for o in objects if o["kind"] in ("ScaledObject", "HorizontalPodAutoscaler")]
+    assert ("replicas" in one(objects, "StatefulSet")["spec"]) == (not scaled)
+
+
 def test_the_picker_scrapes_the_page_that_names_adapters_as_clients_do(tmp_path: Path):
     objects = render(ROOT / "overlays" / "llama-70b")
     settings = settings_of(objects, tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from engine.__main__ import _warn_of_strangers
 from engine.client import EngineClient, EngineLost
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -228,3 +229,20 @@ def test_half_a_door_is_refused(settings: dict[str, str], said: str):
 async def test_without_certificates_nothing_listens_with_tls():
     with pytest.raises(AddressInvalid):
         await listen("tls:127.0.0.1:0", lambda reader, writer: asyncio.sleep(0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"listen": "tcp:0.0.0.0:1"}, True),
+        ({"listen": "tls:0.0.0.0:1", "ssl_certfile": "c", "ssl_keyfile": "k"}, True),
+        ({"listen": "tcp:0.0.0.0:1", "token_file": "t"}, False),
+        ({"listen": "tcp:127.0.0.1:1"}, False),
+        ({"listen": "unix:e.sock"}, False),
+    ],
+)
+def test_a_door_that_is_open_to_strangers_is_said(
+    settings: dict[str, str], warned: bool, caplog: pytest.LogCaptureFixture
+):
+    _warn_of_strangers(EngineConfig(model="m", **settings))  # type: ignore[arg-type]
+    assert ("whoever reaches" in caplog.text) == warned
