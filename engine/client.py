@@ -48,6 +48,7 @@ from engine.protocol import (
 from engine.tls import NO_CREDENTIALS, Credentials
 from engine.transport import Connection, ConnectionLost, dial
 
+QUIET = 256  # outputs that may gather without anybody being told
 Answer = TypeVar("Answer", Counts, Metrics, Recorded, Verdict)
 
 
@@ -79,6 +80,7 @@ class Stream:
         self._client = client
         self._arrived: list[Output] = []
         self._news: asyncio.Future[None] | None = None  # somebody waits for more
+        self.quiet = False  # wake whoever waits only for what matters now, or for QUIET of them
         self._settled = asyncio.Event()
         self._failure: EngineLost | RequestRefused | None = None
         self._ended: set[int] = set()
@@ -113,7 +115,8 @@ class Stream:
         """Everything that arrived since the last call, waiting for the first; empty at the end."""
         if not self._arrived:
             await self._more()
-        return self.take()
+        outputs, self._arrived = self._arrived, []
+        return outputs
 
     def take(self) -> list[Output]:
         """What has arrived and was not read, without waiting."""
@@ -166,7 +169,13 @@ class Stream:
             self._count(output.usage)
             if len(self._ended) == self.submit.n:
                 self._settled.set()
-        self._wake()
+        elif self.quiet and output.wants is None and len(self._arrived) < QUIET:
+            return
+        news = self._news
+        if news is not None:
+            self._news = None
+            if not news.done():
+                news.set_result(None)
 
     def fail(self, failure: EngineLost | RequestRefused) -> None:
         """Called by the client when nothing more will arrive."""
@@ -364,8 +373,12 @@ class EngineClient:
     def _take(self, message: ToGateway) -> None:
         match message:
             case Step(outputs):
+                streams = self._streams
                 for output in outputs:
-                    self._deliver(output)
+                    if (found := streams.get(output.request)) is not None:
+                        found.deliver(output)
+                        if output.finish is not None and found.finished:
+                            del streams[output.request]
             case Refused(request, code, detail, retry_ms):
                 if stream := self._streams.pop(request, None):
                     stream.fail(RequestRefused(code, detail, retry_ms))
@@ -382,12 +395,6 @@ class EngineClient:
                     verdict.set_result(message)
             case Goodbye(reason):
                 self.goodbye = reason
-
-    def _deliver(self, output: Output) -> None:
-        if stream := self._streams.get(output.request):
-            stream.deliver(output)
-            if output.finish is not None and stream.finished:
-                del self._streams[output.request]
 
     def _lose(self, reason: str) -> None:
         self.lost = self.lost or EngineLost(reason)

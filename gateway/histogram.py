@@ -23,9 +23,9 @@ class Series:
         self.counts = [0] * (len(bounds) + 1)  # up to each bound, and beyond the last
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
 
 
 class Histogram(Collector):

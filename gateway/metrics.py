@@ -110,6 +110,8 @@ class Metrics:
             f"{PREFIX}_budget_nano_usd", "What a budget's period may come to.", budget,
             registry=registry,
         )  # fmt: skip
+        self._answered: dict[tuple[str, int], Counter] = {}  # those of routes and statuses met
+        self._ended: dict[tuple[str, str], Counter] = {}
         self._token_counters: dict[tuple[str, str], tuple[Counter, ...]] = {}
 
     def text(self) -> bytes:
@@ -134,7 +136,10 @@ class Metrics:
 
     def count_answer(self, route: str, status: int, *, broken: bool = False) -> None:
         """Broken: the status had gone out before the failure."""
-        self._answers.labels(route, str(status)).inc()
+        counted = self._answered.get((route, status))
+        if counted is None:
+            counted = self._answered[route, status] = self._answers.labels(route, str(int(status)))
+        counted.inc()
         if broken:
             self._broken.inc()
 
@@ -143,7 +148,8 @@ class Metrics:
     ) -> None:
         counters = self._token_counters_of(project, model)
         for counter, number in zip(counters, (prompt, cached, completion), strict=True):
-            counter.inc(number)
+            if number:
+                counter.inc(number)
 
     def timing(self, endpoint: str) -> "Timing":
         return Timing(
@@ -153,7 +159,10 @@ class Metrics:
         )
 
     def count_outcome(self, endpoint: str, outcome: str) -> None:
-        self._outcomes.labels(endpoint, outcome).inc()
+        counted = self._ended.get((endpoint, outcome))
+        if counted is None:
+            counted = self._ended[endpoint, outcome] = self._outcomes.labels(endpoint, outcome)
+        counted.inc()
 
     def _token_counters_of(self, project: str, model: str) -> tuple[Counter, ...]:
         """Of this project and model; of all others together once there are too many."""
@@ -171,13 +180,14 @@ class Metrics:
 class Timing:
     """The stopwatch of one request."""
 
-    __slots__ = ("_began", "_between", "_first", "_first_at", "_last", "_whole")
+    __slots__ = ("_began", "_between", "_first", "_first_at", "_last", "_whole", "whole")
 
     def __init__(self, *, first: Series, between: Series, whole: Series) -> None:
         self._first, self._between, self._whole = first, between, whole
         self._began = time.monotonic()
         self._last = 0.0
         self._first_at = 0.0
+        self.whole = False  # what arrives is looked at together
 
     @property
     def first_ns(self) -> int:
@@ -188,11 +198,13 @@ class Timing:
         """The mean between so many that came one after another; 0: they all came at once."""
         return round((self._last - self._first_at) * 1e9 / (tokens - 1)) if tokens > 1 else 0
 
-    def heard(self) -> None:
-        """Tokens have arrived."""
+    def heard(self, outputs: int = 1) -> None:
+        """So many outputs have arrived. Of a whole answer nobody looked when each did: they came
+        at even distances."""
         now = time.monotonic()
         if self._last:
-            self._between.observe(now - self._last)
+            times = outputs if self.whole else 1
+            self._between.observe((now - self._last) / times, times)
         else:
             self._first.observe(now - self._began)
             self._first_at = now

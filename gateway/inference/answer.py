@@ -59,6 +59,8 @@ class Written:
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
+        if delta.plain:
+            return
         self.tokens += delta.tokens
         for gained in delta.calls:
             if gained.id is not None:
@@ -101,6 +103,7 @@ class Answer:
             for index in range(options.candidates)
         ]
         self._open = len(self.choices)  # without a finish reason
+        self._only = self.choices[0] if order.plain else None
         self._unechoed = set(range(len(order.prompts))) if order.echoes else set()
 
     @property
@@ -109,8 +112,16 @@ class Answer:
         return self._open == 0
 
     def feed(self, position: int, outputs: Sequence[Output]) -> list[tuple[int, Delta]]:
-        """What the choices of one prompt gained. Raises GatewayError where one failed."""
+        """What the choices of one prompt gained by some outputs. Raises GatewayError where one
+        failed."""
         gained: list[tuple[int, Delta]] = []
+        if self._only is not None:
+            ended = outputs[-1].finish is not None
+            if plain := outputs[:-1] if ended else outputs:
+                gained.append((0, Delta(self._only.gain(_tokens_of(plain)), plain=True)))
+            if not ended:
+                return gained
+            outputs = outputs[-1:]
         if position in self._unechoed:
             known = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), ())
             gained += self._echo(position, known)
@@ -220,6 +231,12 @@ class Answer:
                 offset += len(detokenizer.feed((token,)))
         n, text = self._order.options.candidates, self._order.echoes[position]
         return [(position * n + index, Delta(text, chances)) for index in range(n)]
+
+
+def _tokens_of(outputs: Sequence[Output]) -> list[int]:
+    if len(outputs) == 1:
+        return outputs[0].tokens
+    return [token for output in outputs for token in output.tokens]
 
 
 def _failure(output: Output) -> GatewayError | None:

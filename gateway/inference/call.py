@@ -73,8 +73,9 @@ class Call:
         self._answer = Answer(order, services.tokenizer_of(order.target.base_model))
         stopped = self._answer.stopped
         crew = services.fleet.of(order.target.base_model)
-        self._generation = Generation(crew, submits, self._purse, stopped=stopped)
         self._timing = services.metrics.timing(frames.endpoint)
+        self._timing.whole = whole = order.plain and not order.options.stream
+        self._generation = Generation(crew, submits, self._purse, stopped=stopped, whole=whole)
 
     async def run(self, request: Asked) -> None:
         """Raises GatewayError where nothing was sent yet, ClientGone when nobody waits."""

@@ -5,7 +5,7 @@ the last one billed. Stop strings are not looked for in the first ``min_tokens``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.protocol import Finish, Output, TokenLogprobs, Usage
 from gateway.inference.call_reader import CallDelta, CallReader
@@ -22,13 +22,14 @@ class Delta:
     """What one choice gained. Empty text and no reason: nothing to send."""
 
     text: str = ""
-    chances: list[TokenChance] = field(default_factory=list)
+    chances: Sequence[TokenChance] = ()
     finish: str | None = None
     why: dict[str, str] | None = None  # more about the reason
     calls: tuple[CallDelta, ...] = ()
-    tokens: list[int] = field(default_factory=list)  # where they are wanted as numbers
+    tokens: Sequence[int] = ()  # where they are wanted as numbers
     embedding: bytes = b""  # float32, where the prompt is wanted as a vector
     prompt: Sequence[TokenLogprobs] | None = None  # of the prompt's tokens but the first
+    plain: bool = False  # text, and nothing else
 
 
 class Choice:
@@ -109,6 +110,14 @@ class Choice:
                 self.finish = "stop"
         return self._delta(text)
 
+    def gain(self, tokens: Sequence[int]) -> str:
+        """Feed tokens of which text is wanted and nothing is looked for in it."""
+        text = self._detokenizer.feed(tokens)
+        self._received += len(tokens)
+        self._decoded += len(text)
+        self._shown += len(text)
+        return text
+
     def cut(self, why: dict[str, str]) -> Delta:
         """It ends here, although it could go on: nothing pays for more."""
         self.finish = "length"
@@ -149,7 +158,7 @@ class Choice:
     def _delta(self, text: str) -> Delta:
         """Log-probabilities go with the text of their token, so a stop string cuts both."""
         self._shown += len(text)
-        delta = Delta(text, self._due() if self._chances else [], self.finish)
+        delta = Delta(text, self._due() if self._chances else (), self.finish)
         if self._tokens and (text or self.finish):
             delta.tokens, self._tokens = self._tokens, []
         return delta if self._reader is None else self._read(delta, self._reader)

@@ -5,7 +5,7 @@ longer become a character; then it shows as U+FFFD, exactly as decoding the whol
 """
 
 from codecs import utf_8_decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gateway.inference.tokenizer import Tokenizer
 
@@ -13,7 +13,7 @@ from gateway.inference.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one choice, so far."""
 
-    __slots__ = ("_held", "_token_bytes")
+    __slots__ = ("_held", "_table", "_token_bytes")
 
     def __init__(
         self, tokenizer: Tokenizer, *, special: bool = False, spelled: Sequence[str] = ()
@@ -21,11 +21,20 @@ class Detokenizer:
         """``special``: control tokens show, by their names. ``spelled``: these do."""
         plain = tokenizer.spelling(spelled) if spelled else tokenizer.bytes_of
         self._token_bytes = tokenizer.spelling_of if special else plain
+        # What each token adds, where nothing else has to be asked for it.
+        self._table = None if special or spelled else tokenizer.token_bytes
         self._held = b""  # the beginning of a character
 
-    def feed(self, tokens: Iterable[int]) -> str:
+    def feed(self, tokens: Sequence[int]) -> str:
         """The characters that these tokens completed."""
-        data = self._held + b"".join(map(self._token_bytes, tokens))
+        table = self._table
+        if table is None or max(tokens, default=0) >= len(table):
+            data = b"".join(map(self._token_bytes, tokens))
+        else:
+            data = b"".join([table[token] for token in tokens])
+        if not self._held and data.isascii():
+            return data.decode("ascii")
+        data = self._held + data
         text, used = utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gateway.errors import InvalidRequest, InvalidType, MissingParameter
@@ -32,21 +33,27 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def take(self, name: str) -> Any:
-        self.unread.discard(name)
-        return self._body.get(name)
+        value = self._body.get(name)
+        if value is not None:
+            self.unread.discard(name)
+        return value
+
+    def has_any(self, names: AbstractSet[str]) -> bool:
+        """Whether any of these is there and was not read: most requests have few fields."""
+        return not self.unread.isdisjoint(names)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self.take(name)
-        if value is None:
+        if (value := self._body.get(name)) is None:
             return default
+        self.unread.discard(name)
         if not isinstance(value, bool):
             raise wrong_type(value, "a boolean", self.at(name))
         return value
 
     def number(self, name: str, low: float, high: float, *, default: float) -> float:
-        value = self.take(name)
-        if value is None:
+        if (value := self._body.get(name)) is None:
             return default
+        self.unread.discard(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong_type(value, "a number", self.at(name))
         if not low <= value <= high:
@@ -54,12 +61,16 @@ class Fields:
         return float(value)
 
     def integer(self, name: str, low: int = INT64.start, high: int = INT64.stop - 1) -> int | None:
-        value = self.take(name)
-        return None if value is None else checked_integer(value, low, high, self.at(name))
+        if (value := self._body.get(name)) is None:
+            return None
+        self.unread.discard(name)
+        return checked_integer(value, low, high, self.at(name))
 
     def text(self, name: str) -> str | None:
-        value = self.take(name)
-        return None if value is None else checked_text(value, self.at(name))
+        if (value := self._body.get(name)) is None:
+            return None
+        self.unread.discard(name)
+        return checked_text(value, self.at(name))
 
     def name(self, name: str) -> str | None:
         """A short printable string: a model's name, an id."""

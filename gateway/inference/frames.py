@@ -114,6 +114,12 @@ class ChatFrames(Frames):
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
+    def __init__(self, order: Order, tokenizer: Tokenizer, *, created: int) -> None:
+        super().__init__(order, tokenizer, created=created)
+        # Around the text of the only choice.
+        self._text = self._before + b'{"index":0,"delta":{"content":'
+        self._rest = b'},"logprobs":null,"finish_reason":null}' + self._after
+
     def opening(self) -> bytes:
         delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
         rest = b',"logprobs":null,"finish_reason":null}'
@@ -126,6 +132,8 @@ class ChatFrames(Frames):
         )
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        if delta.plain:
+            return self._text + orjson.dumps(delta.text) + self._rest if delta.text else b""
         frames = b""
         if delta.text or delta.chances or delta.tokens:
             content = b'{"index":%d,"delta":{"content":' % index + orjson.dumps(delta.text)
@@ -201,8 +209,12 @@ class CompletionFrames(Frames):
     def __init__(self, order: Order, tokenizer: Tokenizer, *, created: int) -> None:
         super().__init__(order, tokenizer, created=created)
         self._begun: set[int] = set()  # choices of which a chunk went out
+        self._text = self._before + b'{"index":0,"text":'  # around that of the only choice
+        self._rest = b',"logprobs":null,"finish_reason":null}' + self._after
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        if delta.plain:
+            return self._text + orjson.dumps(delta.text) + self._rest if delta.text else b""
         if not (delta.text or delta.chances or delta.finish):
             return b""
         text = b'{"index":%d,"text":' % index + orjson.dumps(delta.text)

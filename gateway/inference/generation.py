@@ -46,8 +46,11 @@ class Generation:
         purse: Purse | None = None,
         *,
         stopped: Callable[[int], Collection[int]] = lambda position: (),
+        whole: bool = False,
     ) -> None:
-        """``stopped``: choices of a prompt of which nothing more will be shown, whatever comes."""
+        """``stopped``: choices of a prompt of which nothing more will be shown, whatever comes.
+        ``whole``: nothing of what comes is looked at before all of it is there."""
+        self._whole = whole
         self._stopped, self._dropped = stopped, set[tuple[int, int]]()
         self._crew = crew
         self._submits = submits
@@ -82,6 +85,7 @@ class Generation:
                     while outputs:
                         heard = True
                         yield position, outputs
+                        stream.quiet = self._whole and self._is_paid(position)
                         if submit.n > 1:
                             self._drop(stream, position)
                         if (
@@ -102,6 +106,10 @@ class Generation:
                 if heard or lost > MOST_LOST:
                     raise failure from died
                 submit = _again(self._submits[position], lost, time.monotonic() - began)
+
+    def _is_paid(self, position: int) -> bool:
+        """Whatever it may come to; else somebody must see in time that it needs more."""
+        return self._purse is None or self._purse.covers(position)
 
     def _drop(self, stream: Stream, position: int) -> None:
         """The engine need not go on with what a stop string has ended here."""

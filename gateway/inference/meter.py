@@ -49,6 +49,10 @@ class Purse:
             return False
         return spent >= granted or (wanted > granted and not self._refused[position])
 
+    def covers(self, position: int) -> bool:
+        """All that this prompt's choices could ever generate."""
+        return self._granted[position] >= self._most
+
     async def pay(self, position: int) -> int | None:
         """Returns the new total to grant, if there is one.
 

@@ -56,6 +56,20 @@ class Order:
         return self.options.candidates > self.options.n
 
     @property
+    def plain(self) -> bool:
+        """One choice of one prompt, of which its text is wanted as it comes, and nothing more."""
+        options = self.options
+        return (
+            self.choices == 1
+            and options.max_tokens != 0
+            and options.logprobs is None
+            and options.prompt_logprobs is None
+            and not (options.stop or options.shows_tokens or self.echoes)
+            and self.calling is None
+            and self.embedding is None
+        )
+
+    @property
     def score_only(self) -> bool:
         return self.options.max_tokens == 0
 

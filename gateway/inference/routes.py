@@ -87,7 +87,7 @@ class Routes:
         self._responses = responses
         self._completion = Endpoint(intake.completion, CompletionFrames)
         self._embedding = Endpoint(intake.embedding, EmbeddingFrames)
-        self._log = logger("gateway.request")
+        self._log = logger("gateway.request").bind()  # once, not for each line
         self._patience = Patience(BODY_SECONDS)
         self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
         self._routes = {

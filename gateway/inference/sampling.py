@@ -19,8 +19,17 @@ LEAST_TEMPERATURE = 1e-5
 REPETITION = (0.01, 10)  # smaller ones make logits overflow
 
 
+_FIELDS = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "min_tokens", "allowed_token_ids",
+})  # fmt: skip
+_PLAIN = Sampling(temperature=1.0, top_p=1.0)
+
+
 def read_sampling(fields: Fields) -> Sampling:
     """Raises InvalidRequest."""
+    if not fields.has_any(_FIELDS):
+        return _PLAIN
     temperature = fields.number("temperature", 0, 2, default=1)
     top_p = fields.number("top_p", 0, 1, default=1)
     if top_p == 0 or temperature < LEAST_TEMPERATURE:

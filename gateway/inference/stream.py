@@ -15,7 +15,7 @@ from gateway.inference.answer import Answer, Written
 from gateway.inference.frames import Frames
 from gateway.inference.generation import Batch
 
-Heard = Callable[[], None]  # called as each batch of tokens arrives
+Heard = Callable[[int], None]  # called as outputs arrive, with their number
 ALIVE_SECONDS = 15.0  # the longest silence: what lies between us and a client gives up on longer
 STILL_HERE = b": ping\n\n"  # a comment, which clients skip; an empty event breaks some
 
@@ -94,7 +94,7 @@ async def stream(
     chunk = frames.chunk
     async with aclosing(batches) as source, Events(reply, frames.opening()) as events:
         async for position, outputs in source:
-            heard()
+            heard(len(outputs))
             # Tokens that were ready together are one write.
             await events.send(
                 b"".join([chunk(i, delta) for i, delta in answer.feed(position, outputs)])
@@ -110,7 +110,7 @@ async def gather(
     written = [Written() for _ in answer.choices]
     async with aclosing(batches) as source:
         async for position, outputs in source:
-            heard()
+            heard(len(outputs))
             for index, delta in answer.feed(position, outputs):
                 written[index].add(delta)
             if answer.complete:

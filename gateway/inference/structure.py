@@ -26,6 +26,10 @@ MOST_WORDS = 4096
 MOST_TAGGED_CHARS = 1 << 17
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_FIELDS = frozenset({
+    "response_format", "structured_outputs", "guided_decoding_backend",
+    "guided_whitespace_pattern", *(f"guided_{kind}" for kind in _KINDS),
+})  # fmt: skip
 
 
 class Notation(Enum):
@@ -50,6 +54,8 @@ class Structure:
 
 def read_structure(fields: Fields) -> Structure | None:
     """Raises InvalidRequest or one of its kinds."""
+    if not fields.has_any(_FIELDS):
+        return None
     found = [*_response_format(fields), *_structured_outputs(fields), *_guided(fields)]
     if len(found) > 1:
         raise InvalidRequest(

@@ -52,6 +52,8 @@ def require_known(ignored: Sequence[str]) -> None:
 
 def refuse_unsupported(fields: Fields) -> None:
     """Raises UnsupportedParameter."""
+    if not fields.unread:
+        return
     for name in REFUSED:
         if name in fields.unread and fields.take(name) not in HARMLESS.get(name, ()):
             raise UnsupportedParameter(f"{name} is not supported.", param=name)

@@ -23,6 +23,7 @@ from gateway.inference.structure import NAME
 
 MOST_TOOLS = 128
 MOST_DESCRIPTION_CHARS = 1 << 16
+_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Toolbox:
 
 def read_tools(fields: Fields) -> Toolbox | None:
     """None where nothing may be called. Raises InvalidRequest or one of its kinds."""
+    if not fields.has_any(_FIELDS):
+        return None
     values = fields.items("tools", MOST_TOOLS) or []
     older = _functions(fields)
     if older is not None:

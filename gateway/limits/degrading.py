@@ -8,9 +8,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
+from msgspec import structs
 from redis.exceptions import RedisError
 
 from gateway.errors import QuotaBackendUnavailable
@@ -150,7 +150,7 @@ class DegradingStore:
 
     def _share(self, ask: Ask) -> Ask:
         limit = max(1, ask.limit // max(1, self._replicas()))
-        return replace(ask, limit=limit, cost=min(ask.cost, limit))
+        return structs.replace(ask, limit=limit, cost=min(ask.cost, limit))
 
 
 def unavailable() -> QuotaBackendUnavailable:

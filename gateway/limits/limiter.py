@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from msgspec import structs
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -151,7 +152,7 @@ class RateLimiter:
     async def extend(self, lease: Lease, *, held: int, want: int, least: int) -> More:
         """Between ``least`` and ``want`` nano-dollars more, of every budget; or none of any."""
         asks = [
-            replace(ask, limit=self._limit(rule), cost=want, least=least)
+            structs.replace(ask, limit=self._limit(rule), cost=want, least=least)
             for rule, ask in lease.purses
         ]
         found = await self._store.extend(asks, lease.name, held=held)

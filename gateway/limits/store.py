@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 LEASE_MS = 3_600_000  # a lease that nobody settles is forgotten after this
 SLOT_MS = 60_000  # a slot that nobody renews falls free after this
 RENEW_S = 15.0
@@ -36,9 +38,11 @@ class Unit(StrEnum):
     MONEY = "money"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one request wants of one counter. A cost of 0 only looks."""
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What one request wants of one counter. A cost of 0 only looks.
+
+    A request makes a dozen: a struct takes a tenth of a frozen dataclass's time.
+    """
 
     key: str  # full name of the counter, its period included
     kind: Kind
