@@ -1,14 +1,24 @@
-"""One connection of a client, as uvicorn reads it; it also tells who asks when its client leaves.
+"""One connection of a client, as uvicorn reads it, at less cost in three places.
 
-ASGI tells that to whoever waits for the next message. A task that waits for it beside each request
-costs more than reading the request does, so here one call is made instead.
+It tells who asks when its client leaves. ASGI tells that to whoever waits for the next message; a
+task that waits for it beside each request costs more than reading the request does.
+
+An answer's head goes out with the first piece of its body: each write is a system call, during
+which other threads may take the interpreter. It is looked through for control characters once, as
+a whole. A piece of a stream takes a short way to the socket.
 """
 
+import re
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
+CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 LEAVING = "loratorio.leaving"  # the extension's name in an ASGI scope
 
 
@@ -39,6 +49,78 @@ class Leaving:
             tell()
 
 
+class Exchange(RequestResponseCycle):
+    """One request and its answer."""
+
+    _head = b""  # of the answer, until there is something to send with it
+
+    async def send(self, message: Any) -> None:
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if self.scope["method"] == "HEAD" or self.response_complete:
+            await super().send(message)
+        elif self.response_started:
+            self._send_piece(message)
+        elif message["type"] == "http.response.start":
+            self._begin(message)
+        else:
+            raise RuntimeError("An answer begins with its head.")
+
+    def _send_piece(self, message: Any) -> None:
+        body, more = message.get("body", b""), message.get("more_body", False)
+        piece = body
+        if self.chunked_encoding:
+            piece = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                piece += b"0\r\n\r\n"
+        else:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0:
+                raise RuntimeError("An answer is longer than it said.")
+        if self._head:
+            piece, self._head = self._head + piece, b""
+        if piece:
+            self.transport.write(piece)
+        if not more:
+            self._end()
+
+    def _end(self) -> None:
+        if not self.chunked_encoding and self.expected_content_length:
+            raise RuntimeError("An answer is shorter than it said.")
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    def _begin(self, message: Any) -> None:
+        headers = [*self.default_headers, *message.get("headers", ())]
+        chunked, closes, length = message["status"] not in (204, 304), False, 0
+        for name, value in headers:
+            if name == b"content-length":
+                length, chunked = int(value), False
+            elif name == b"connection":
+                closes = closes or b"close" in value.lower()
+            elif name == b"transfer-encoding":
+                raise RuntimeError("The server chooses how an answer is transferred.")
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        if not self.keep_alive and not closes:
+            lines.append(b"connection: close\r\n")
+        if chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(lines)
+        # A value with a line break would be a header of its own, or the end of them.
+        broken = head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines)
+        if broken or CONTROL.search(head):
+            raise RuntimeError("A header holds a control character.")
+        self.response_started, self.waiting_for_100_continue = True, False
+        self.keep_alive, self.chunked_encoding = self.keep_alive and not closes, chunked
+        self.expected_content_length = length
+        self._head = b"%b%b\r\n" % (STATUS_LINE[message["status"]], head)
+
+
 class ClientConnection(HttpToolsProtocol):
     """Belongs to one event loop."""
 
@@ -49,6 +131,10 @@ class ClientConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {LEAVING: self._leaving}  # type: ignore[dict-item]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.__class__ = Exchange  # uvicorn makes its own, and has no other place to say so
+        super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -253,7 +253,9 @@ class Reply:
         assert not self.begun, "one request has one answer"
         self.begun, self.status, self.kind = True, status, headers["content-type"]
         elapsed = str(round(self.elapsed_s * 1000))
-        merged = {**self.headers, **headers, "openai-processing-ms": elapsed}
+        merged = self.headers
+        merged.update(headers)
+        merged["openai-processing-ms"] = elapsed
         if length is not None:
             merged["content-length"] = str(length)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in merged.items()]
