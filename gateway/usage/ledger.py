@@ -34,6 +34,7 @@ from gateway.usage.repository import LedgerRepository
 log = logging.getLogger(__name__)
 
 BATCH = 2000  # records read at a time
+AT_ONCE = 32  # events made in one turn of the loop
 LOOKUP_TIMEOUT_S = 10.0  # for one orphan
 ASK_AGAIN_S = 2.0
 PATIENCE_S = 60.0  # after the start; then what nobody knows is closed
@@ -230,7 +231,11 @@ class Ledger:
         if count != self._prices[0]:
             self._prices = count, await rows.price_book()
         book, closed = self._prices[1], await rows.hold_periods()
-        events = [event_of(s, f, book, closed=closed, recovered=recovered) for s, f in ended]
+        events: list[Event] = []
+        for number, (started, finished) in enumerate(ended):
+            events.append(event_of(started, finished, book, closed=closed, recovered=recovered))
+            if number % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)  # requests wait no longer than for so many
         return events
 
     async def _make_partitions(self, ended: list[tuple[Started, Finished]]) -> None:

@@ -18,6 +18,8 @@ from gateway.usage.models import UsagePace, UsagePaceDay
 from gateway.usage.pace import Place
 from gateway.usage.report_repository import DAY, Window
 
+ROWS = 500  # of one statement: databases take so many values and no more
+
 
 class PaceRepository:
     def __init__(self, session: AsyncSession, organisation: str | None = None) -> None:
@@ -50,11 +52,11 @@ class PaceRepository:
         keys: list[str],
         rows: list[dict[str, Any]],
     ) -> None:
-        made = (postgresql.insert if is_postgres(self._session) else sqlite.insert)(table)
-        added = {"requests": table.requests + made.excluded.requests}
-        await self._session.execute(
-            made.on_conflict_do_update(index_elements=keys, set_=added), rows
-        )
+        insert = postgresql.insert if is_postgres(self._session) else sqlite.insert
+        for first in range(0, len(rows), ROWS):  # one statement: see ``_EXTRACTED``
+            made = insert(table).values(rows[first : first + ROWS])
+            added = {"requests": table.requests + made.excluded.requests}
+            await self._session.execute(made.on_conflict_do_update(index_elements=keys, set_=added))
 
     async def counts(self, window: Window) -> dict[str, dict[int, int]]:
         """Kind -> step -> requests."""

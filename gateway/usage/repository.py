@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
+import orjson
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -53,8 +54,8 @@ class LedgerRepository:
             for name, as_text in _AS_TEXT.items():
                 place = COLUMNS.index(name)
                 columns[place] = [as_text(value) for value in columns[place]]
-            rows = list(zip(*columns, strict=True))
-            result = await connection.exec_driver_sql(_VALUES, rows)
+            rows = orjson.dumps(list(zip(*columns, strict=True))).decode()
+            result = await connection.exec_driver_sql(_EXTRACTED, (rows,))
         return result.rowcount
 
     async def of_batch(self, log: str, batch: int) -> set[str]:
@@ -208,7 +209,9 @@ _UNNESTED = (
     f"INSERT INTO usage_event ({_NAMES}) SELECT * FROM unnest({_ARRAYS})"  # noqa: S608
     " ON CONFLICT DO NOTHING"
 )
-_VALUES = (
-    f"INSERT INTO usage_event ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
+# One step of SQLite's, not one for each row: for each the driver would take the interpreter back.
+_FIELDS = ", ".join(f"json_extract(value, '$[{place}]')" for place in range(len(COLUMNS)))
+_EXTRACTED = (
+    f"INSERT INTO usage_event ({_NAMES}) SELECT {_FIELDS} FROM json_each(?) WHERE true"  # noqa: S608
     " ON CONFLICT DO NOTHING"
 )
