@@ -25,6 +25,9 @@ from gateway.listener import Listener
 # few thousand young objects takes less than a millisecond, and looks at older ones are rare.
 GC_THRESHOLDS = (5_000, 20, 50)
 
+# How long a thread that reads the log, or waits for the database, may keep the loop from going on.
+SWITCH_S = 0.001
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
@@ -46,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _serve(settings: Settings) -> None:
     application = create_app(settings)
-    api = Listener(application, settings.host, settings.port, tls=settings.tls)
+    api = Listener(
+        application, settings.host, settings.port, tls=settings.tls, shared=settings.workers > 1
+    )
     metrics = Listener(application.metrics_page, settings.metrics_host, settings.metrics_port)
 
     def stop() -> None:
@@ -60,6 +65,7 @@ async def _serve(settings: Settings) -> None:
         gc.collect()
         gc.freeze()  # what start-up made stays for good: the collector need not look again
         gc.set_threshold(*GC_THRESHOLDS)
+        sys.setswitchinterval(SWITCH_S)
         group.create_task(metrics.run_until_stopped())
         log.logger("gateway").info("listening", port=api.port, metrics_port=metrics.port)
         await api.run_until_stopped()

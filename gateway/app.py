@@ -252,6 +252,8 @@ class Application:
             tasks["answers"] = answers.run()
             tasks["pins"] = residents.keep()
             tasks |= {**batches.tasks(), "responses": archive.run()}
+            if settings.worker == 0:
+                tasks |= self._idle_logs(database, limiter)
             if self._sweep is not None:
                 tasks["sweep"] = self._sweep.run()
             await stack.enter_async_context(Background(tasks))
@@ -398,6 +400,22 @@ class Application:
             client = redis.connect(url, timeout_s=redis.SILENCE_S * 2)
             tasks["announcements"] = redis.listen(client, snapshot.hint)
             self._announcer = redis.connect(url, timeout_s=self._settings.limit_deadline_s)
+        return tasks
+
+    def _idle_logs(
+        self, database: Database, limiter: RateLimiter
+    ) -> dict[str, Coroutine[Any, Any, None]]:
+        """What workers left that there are no more of: nobody else brings it to the ledger."""
+        tasks: dict[str, Coroutine[Any, Any, None]] = {}
+        for folder in DataDir(self._settings.data_dir).idle_usage_logs(self._settings.workers):
+            ledger = Ledger(
+                UsageLog(folder),
+                database,
+                lookup=self._lookup,
+                inherited=lambda events: settle_orphans(limiter, events),
+                patience_s=self._settings.orphan_patience_s,
+            )
+            tasks[f"ledger {folder.name}"] = ledger.run(self._settings.rollup_interval_s)
         return tasks
 
     def _limiter(self, snapshot: LiveSnapshot, spending: LedgerSpending) -> RateLimiter:

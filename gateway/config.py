@@ -49,6 +49,9 @@ class Secret:
         return hash(self._value)
 
 
+MOST_WORKERS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class DataDir:
     """Where everything that outlives a process is, for programs and commands alike."""
@@ -87,9 +90,13 @@ class DataDir:
     def webhook_secret(self) -> Path:
         return self.root / "webhook-secret"
 
-    @property
-    def usage_log(self) -> Path:
-        return self.root / "usage"
+    def usage_log(self, worker: int) -> Path:
+        return self.root / (f"usage-{worker}" if worker else "usage")
+
+    def idle_usage_logs(self, workers: int) -> list[Path]:
+        """Of workers that there were once, and are not now."""
+        found = (self.usage_log(worker) for worker in range(max(workers, 1), MOST_WORKERS))
+        return [folder for folder in found if folder.is_dir()]
 
     def database(self, given: Secret | None) -> str:
         """SQLAlchemy URL with its async driver: SQLite in here unless one is given."""
@@ -127,6 +134,8 @@ class Settings:
     other_bases: tuple[OtherBase, ...] = ()  # served beside it, by other engines
     host: str = "127.0.0.1"
     port: int = 8000
+    workers: int = 1  # gateways of this data directory that share the port
+    worker: int = 0  # which of them this is
     ssl_certfile: Path | None = None  # of the API's port, PEM, with its chain; None: plain HTTP
     ssl_keyfile: Path | None = None
     metrics_host: str = "127.0.0.1"
@@ -195,6 +204,15 @@ class Settings:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        if not 0 <= self.worker < self.workers <= MOST_WORKERS:
+            raise ConfigError(
+                f"workers={self.workers}, worker={self.worker}: at most {MOST_WORKERS} workers,"
+                " counted from 0"
+            )
+        if self.workers > 1 and self.redis_url is None:
+            raise ConfigError(
+                "workers: several need redis_url, or each would have limits of its own"
+            )
         for name in ("ssl", "engine_ssl"):
             pair = getattr(self, f"{name}_certfile"), getattr(self, f"{name}_keyfile")
             if (pair[0] is None) != (pair[1] is None):
@@ -282,7 +300,7 @@ class Settings:
 
     @property
     def usage_log_dir(self) -> Path:
-        return DataDir(self.data_dir).usage_log
+        return DataDir(self.data_dir).usage_log(self.worker)
 
     @classmethod
     def from_json(cls, text: bytes) -> "Settings":

@@ -25,10 +25,19 @@ class Listener(uvicorn.Server):
     """``serve`` runs until ``should_exit`` is set and then lets answers finish."""
 
     def __init__(
-        self, application: Asgi, host: str, port: int, *, tls: ServerTls | None = None
+        self,
+        application: Asgi,
+        host: str,
+        port: int,
+        *,
+        tls: ServerTls | None = None,
+        shared: bool = False,
     ) -> None:
-        """Binds at once. Raises ConfigError when the port cannot be had."""
-        self._socket = _bind(host, port)
+        """Binds at once; ``shared``: a port that other processes of ours listen on too.
+
+        Raises ConfigError when the port cannot be had.
+        """
+        self._socket = _bind(host, port, shared=shared)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             application,
@@ -78,13 +87,15 @@ class Listener(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:  # the system gives each new connection to one of them
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
             bound.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_SECONDS * 1000)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gateway.config import (
     LEAST_RETENTION_DAYS,
+    MOST_WORKERS,
     TOOL_CALL_PARSERS,
     ConfigError,
     require_web_address,
@@ -69,6 +70,7 @@ class ServeOptions:
     ssl_certfile: Path | None
     ssl_keyfile: Path | None
     metrics_port: int
+    workers: int
     open: bool
     deterministic: bool
     served_model_name: str | None
@@ -157,6 +159,14 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         default=8001,
         metavar="PORT",
         help="Prometheus metrics, on the same host (default: %(default)s)",
+    )
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="gateways that share the port, each on a core of its own; needs --redis-url; their"
+        " metrics are on the ports from --metrics-port on (default: %(default)s)",
     )
     group.add_argument(
         "--open",
@@ -360,6 +370,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         ssl_certfile=arguments.ssl_certfile,
         ssl_keyfile=arguments.ssl_keyfile,
         metrics_port=arguments.metrics_port,
+        workers=arguments.workers,
         open=arguments.open,
         deterministic=arguments.deterministic,
         served_model_name=arguments.served_model_name,
@@ -459,6 +470,13 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
     if arguments.open and arguments.host not in LOOPBACK:
         raise FlagsInvalid(
             f"--open lets anyone in, so it needs a loopback --host, not {arguments.host}"
+        )
+    if not 1 <= arguments.workers <= MOST_WORKERS:
+        raise FlagsInvalid(f"--workers {arguments.workers} is not between 1 and {MOST_WORKERS}")
+    if arguments.workers > 1 and arguments.redis_url is None:
+        raise FlagsInvalid(
+            f"--workers {arguments.workers} needs --redis-url: without it each worker would count"
+            " limits by itself"
         )
     if arguments.port and arguments.port == arguments.metrics_port:
         raise FlagsInvalid(f"--port and --metrics-port are both {arguments.port}")

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.bootstrap import Access
@@ -47,12 +48,9 @@ def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int)
     model = options.model or demo_model(options.data_dir, console)
     settings = _settings(options, model, runtime, ports=(port, metrics_port))
     access = ensure_access(options, settings)
-    settings_file = runtime / "gateway.json"
-    write_private(settings_file, settings.to_json())
-    children = [
-        Child(_gateway(settings_file, lock), console.line),
-        Child(_engine(options, settings, lock), console.line),
-    ]
+    programs = [_gateway(each, runtime, lock) for each in _workers(options, settings)]
+    programs.append(_engine(options, settings, lock))
+    children = [Child(program, console.line) for program in programs]
     tls = settings.tls is not None  # and said here if no TLS can be made of the files
     supervisor = Supervisor(
         children, probe=lambda: is_ready(settings.host, port, tls=tls), say=console.say
@@ -71,6 +69,15 @@ def _serve(options: ServeOptions, console: Console, *, runtime: Path, lock: int)
             options.ready_file.unlink(missing_ok=True)
 
 
+def _workers(options: ServeOptions, settings: Settings) -> list[Settings]:
+    """Of each gateway: they differ in the port of their metrics, and in their usage logs."""
+    ports = [settings.metrics_port]
+    for worker in range(1, settings.workers):
+        wanted = options.metrics_port and options.metrics_port + worker
+        ports.append(free_port(settings.metrics_host, wanted, "--metrics-port"))
+    return [replace(settings, worker=w, metrics_port=port) for w, port in enumerate(ports)]
+
+
 def _settings(
     options: ServeOptions, model: Path, runtime: Path, *, ports: tuple[int, int]
 ) -> Settings:
@@ -81,6 +88,7 @@ def _settings(
         engines=(f"unix:{runtime / 'engine.sock'}",),
         host=options.host,
         port=ports[0],
+        workers=options.workers,
         ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
         metrics_host=options.host,
@@ -120,9 +128,12 @@ def _ready(settings: Settings, access: Access) -> Ready:
     )
 
 
-def _gateway(settings_file: Path, lock: int) -> Program:
+def _gateway(settings: Settings, runtime: Path, lock: int) -> Program:
+    several = settings.workers > 1
+    settings_file = runtime / (f"gateway-{settings.worker}.json" if several else "gateway.json")
+    write_private(settings_file, settings.to_json())
     return Program(
-        name="gateway",
+        name=f"gateway {settings.worker}" if several else "gateway",
         argv=(sys.executable, "-m", "gateway", "serve", "--settings", str(settings_file)),
         stop_seconds=GATEWAY_STOP_SECONDS,
         keep_open=(lock,),

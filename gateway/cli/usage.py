@@ -96,14 +96,17 @@ async def usage(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
 
 async def settle(desk: Desk, _arguments: argparse.Namespace) -> Row:
     """What no Finished is there for is closed as failed: no engine is asked."""
-    usage_log = UsageLog(desk.files.usage_log)
-    lock = usage_log.lock()
-    if lock is None:
-        raise Conflict("a gateway is running and settles its own log, twice a second")
-    try:
-        return {"records": await Ledger(usage_log, desk.database).settle()}
-    finally:
-        lock.release()
+    records = 0
+    for folder in [desk.files.usage_log(0), *desk.files.idle_usage_logs(1)]:
+        usage_log = UsageLog(folder)
+        lock = usage_log.lock()
+        if lock is None:
+            raise Conflict("a gateway is running and settles its own log, twice a second")
+        try:
+            records += await Ledger(usage_log, desk.database).settle()
+        finally:
+            lock.release()
+    return {"records": records}
 
 
 async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
