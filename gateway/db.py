@@ -67,6 +67,9 @@ _WITHIN = text(
     " set_config('loratorio.project', :project, true)"
 )
 
+_PROJECT = text("SELECT current_setting('loratorio.project', true)")
+_SET_PROJECT = text("SELECT set_config('loratorio.project', :project, true)")
+
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
@@ -313,6 +316,21 @@ async def _connected(engine: AsyncEngine, within: Tenancy | None) -> AsyncIterat
             names = {"org": within.organisation, "project": within.project}
             await session.execute(_WITHIN, {"role": TENANT_ROLE, **names})
         yield session
+
+
+@asynccontextmanager
+async def across_projects(session: AsyncSession) -> AsyncIterator[None]:
+    """For what an organisation keeps in one order, whatever the project: its audit log.
+
+    On Postgres a transaction about a project sees the rows of its whole organisation meanwhile.
+    """
+    if not is_postgres(session):
+        yield
+        return
+    before = (await session.execute(_PROJECT)).scalar_one()
+    await session.execute(_SET_PROJECT, {"project": ""})
+    yield
+    await session.execute(_SET_PROJECT, {"project": before or ""})
 
 
 @asynccontextmanager

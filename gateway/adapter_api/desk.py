@@ -20,7 +20,8 @@ from gateway.adapter_api.forms import (
     version_of,
 )
 from gateway.adapter_api.multipart import receive_form
-from gateway.adapter_api.publisher import Accepted, Publisher
+from gateway.adapter_api.notes import note, note_versions
+from gateway.adapter_api.publisher import ATTEMPTS, Accepted, Publisher
 from gateway.adapter_api.residents import Residents
 from gateway.catalog.models import Adapter, AdapterUpload, UploadState
 from gateway.catalog.repository import AdapterRepository, UploadRepository
@@ -82,7 +83,7 @@ class AdapterDesk:
         if not await self._claim(row.id, who):
             raise Conflict("the upload was given up meanwhile")
         try:
-            return _published(await asyncio.shield(self._start(row, {})))
+            return _published(await asyncio.shield(self._start(row, who, {})))
         except Unavailable:  # the client sends all of it again
             await self._drop(row, who)
             raise
@@ -120,7 +121,7 @@ class AdapterDesk:
         row = await self._find(upload, who)
         if not await self._claim(row.id, who):
             raise Conflict(f"the upload is {(await self._find(upload, who)).state}")
-        task = self._start(row, form.sha256)
+        task = self._start(row, who, form.sha256)
         if form.wait:
             return _published(await asyncio.shield(task))
         response.status_code = HTTPStatus.ACCEPTED
@@ -152,11 +153,18 @@ class AdapterDesk:
         }
 
     async def retire(
-        self, reference: str, who: Caller, *, grace_s: float | None, wait_s: float = 0.0
+        self,
+        reference: str,
+        who: Caller,
+        *,
+        grace_s: float | None,
+        wait_s: float = 0.0,
+        kind: str = "adapter.retired",
     ) -> Json:
         """What runs has ``grace_s`` left; answers once nothing does, or after ``wait_s``."""
         async with self._database.publish(within=who.tenancy, alone=True) as session:
             rows = await service_of(session, who).retire(reference, grace_s=grace_s)
+            await note_versions(session, who, kind, rows, grace_s=grace_s)
         ids = [row.id for row in rows]
         running = await self._residents.drained(ids, timeout_s=wait_s)
         return {
@@ -168,6 +176,7 @@ class AdapterDesk:
     async def pin(self, reference: str, who: Caller, *, pinned: bool) -> Json:
         async with self._database.publish(within=who.tenancy, alone=True) as session:
             rows = await service_of(session, who).pin(reference, pinned)
+            await note_versions(session, who, "adapter.updated", rows, pinned=pinned)
         for row in rows if pinned else ():
             self.prefetch(row)
         return {"object": "adapter", "versions": [version_of(row) for row in rows]}
@@ -193,6 +202,17 @@ class AdapterDesk:
         checked_adapter(form.name, param="name")
         if form.alias is not None:
             checked_adapter(form.alias, param="alias")
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                row = await self._added(form, who)
+                break
+            except Conflict:  # somebody else was faster in writing the audit log
+                if attempt == ATTEMPTS:
+                    raise
+        await asyncio.to_thread(self._staging.begin, row.id)
+        return row
+
+    async def _added(self, form: CreateUpload, who: Caller) -> AdapterUpload:
         now = datetime.now(UTC)
         row = AdapterUpload(
             id=new_id("upl"),
@@ -210,7 +230,7 @@ class AdapterDesk:
         async with self._database.unit_of_work(within=who.tenancy) as session:
             await service_of(session, who).require_room(self._publisher.quota, adapters=1)
             UploadRepository(session, who.project).add(row)
-        await asyncio.to_thread(self._staging.begin, row.id)
+            await note(session, who, "adapter_upload.created", row.id, name=form.name)
         return row
 
     async def _room(self, who: Caller, upload: str = "") -> int:
@@ -247,13 +267,18 @@ class AdapterDesk:
         """Whether it was dropped: not while it is being validated."""
         async with self._database.unit_of_work(within=who.tenancy) as session:
             dropped = await UploadRepository(session, who.project).give_up(row.id)
+            if dropped:
+                await note(session, who, "adapter_upload.deleted", row.id, name=row.name)
         if dropped:
             await asyncio.to_thread(self._staging.discard, row.id)
         return dropped
 
-    def _start(self, row: AdapterUpload, sums: dict[str, str]) -> asyncio.Task[Accepted]:
+    def _start(
+        self, row: AdapterUpload, who: Caller, sums: dict[str, str]
+    ) -> asyncio.Task[Accepted]:
         """Goes on when the client leaves; its outcome is in the upload's row."""
-        task = asyncio.create_task(self._publisher.finish(row, sums), name=f"publish {row.id}")
+        work = self._publisher.finish(row, who, sums)
+        task = asyncio.create_task(work, name=f"publish {row.id}")
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task

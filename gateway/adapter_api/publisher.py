@@ -19,7 +19,9 @@ from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterError, AdapterInvalid, WrongBase
 from adapters.validate import LoadReport, validate
 from engine.protocol import AdapterRef
+from gateway.adapter_api.callers import Caller
 from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.notes import note_alias, note_versions
 from gateway.adapter_api.staging import Staging
 from gateway.adapter_api.turns import Turns
 from gateway.catalog.bases import Bases, ServedBase
@@ -69,14 +71,14 @@ class Publisher:
         self.served = Bases([ServedBase(name, spec.fingerprint) for name, spec in bases.items()])
         self._turns = Turns()
 
-    async def finish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
-        """The upload was claimed. Its row says how it ended; raises GatewayError as well.
+    async def finish(self, upload: AdapterUpload, who: Caller, sums: dict[str, str]) -> Accepted:
+        """The upload was claimed, by ``who``. Its row says how it ended; raises GatewayError too.
 
         What was nobody's fault can be completed again: the parts are kept.
         """
         try:
             async with self._turns.take(upload.project_id):
-                accepted = await self._publish(upload, sums)
+                accepted = await self._publish(upload, who, sums)
         except Unavailable as error:
             await self._settle(upload, UploadState.UPLOADING, error.body()["error"])
             raise
@@ -117,7 +119,7 @@ class Publisher:
         facts["pages"] = tried.pages
         return adapter, Facts.of(report, facts), facts
 
-    async def _publish(self, upload: AdapterUpload, sums: dict[str, str]) -> Accepted:
+    async def _publish(self, upload: AdapterUpload, who: Caller, sums: dict[str, str]) -> Accepted:
         await self._note(upload, "putting the parts together")
         folder = await asyncio.to_thread(self.staging.assemble, upload.id, sums)
         await self._note(upload, "validating, storing and trying it on an engine")
@@ -126,20 +128,24 @@ class Publisher:
         )
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return Accepted(await self._named(upload, adapter, facts), report)
+                return Accepted(await self._named(upload, who, adapter, facts), report)
             except Conflict:  # another gateway took the same number
                 if attempt == ATTEMPTS:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _named(self, upload: AdapterUpload, adapter: AdapterRef, facts: Facts) -> Adapter:
+    async def _named(
+        self, upload: AdapterUpload, who: Caller, adapter: AdapterRef, facts: Facts
+    ) -> Adapter:
         async with self.database.publish(alone=True) as session:
             service = CatalogService(session, upload.project_id, datetime.now(UTC))
             await service.require_room(self.quota, nbytes=facts.nbytes)
             row = await service.publish(upload.name, adapter, facts)
             await session.flush()
+            await note_versions(session, who, "adapter.created", [row], digest=row.digest)
             if upload.alias:
-                await service.set_alias(upload.alias, f"{row.name}@{row.version}")
+                alias = await service.set_alias(upload.alias, f"{row.name}@{row.version}")
+                await note_alias(session, who, alias)
             mine = await UploadRepository(session, upload.project_id).one(upload.id)
             if mine is not None:
                 mine.state, mine.adapter_id, mine.detail = UploadState.READY, row.id, None

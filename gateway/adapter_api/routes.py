@@ -19,6 +19,7 @@ from gateway.adapter_api.forms import (
     alias_of,
     version_of,
 )
+from gateway.adapter_api.notes import note, note_alias
 from gateway.adapter_api.publisher import Publisher
 from gateway.adapter_api.residents import Residents
 from gateway.catalog.service import Quota
@@ -84,6 +85,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
                 canary=canary.version if canary else None,
                 percent=canary.percent if canary else 0,
             )
+            await note_alias(session, who, row)
             return alias_of(row, await names_of(session, who))
 
     @router.post(
@@ -92,12 +94,14 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     async def roll_back(alias: str, who: Who) -> Json:
         async with publisher.database.publish(within=who.tenancy, alone=True) as session:
             row = await service_of(session, who).roll_back(alias)
+            await note_alias(session, who, row)
             return alias_of(row, await names_of(session, who))
 
     @router.delete("/aliases/{alias}", status_code=204, summary="Forget an alias")
     async def delete_alias(alias: str, who: Who) -> None:
         async with publisher.database.publish(within=who.tenancy, alone=True) as session:
             await service_of(session, who).delete_alias(alias)
+            await note(session, who, "adapter_alias.deleted", alias)
 
     @router.get("/quota", summary="How many adapters and bytes you may keep, and keep")
     async def quota(who: Who) -> Json:
@@ -108,6 +112,8 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         who.require_admin(Right.RATES)
         async with publisher.database.unit_of_work(within=who.tenancy) as session:
             await service_of(session, who).set_quota(Quota(form.max_adapters, form.max_bytes))
+            limits = {"max_adapters": form.max_adapters, "max_bytes": form.max_bytes}
+            await note(session, who, "adapter_quota.updated", who.project, **limits)
         return await desk.quota(who)
 
     @router.get("/{adapter}", summary="All versions of an adapter, or one (name@3) with its report")
@@ -129,7 +135,9 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         response: Response,
         wait_s: Annotated[float, Query(ge=0, le=600)] = 30.0,
     ) -> Json:
-        found = await desk.retire(adapter, who, grace_s=wait_s, wait_s=wait_s + CUT_S)
+        found = await desk.retire(
+            adapter, who, grace_s=wait_s, wait_s=wait_s + CUT_S, kind="adapter.deleted"
+        )
         response.status_code = HTTPStatus.ACCEPTED if found["running"] else HTTPStatus.OK
         return found
 
@@ -153,6 +161,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         project = await callers.project(who.principal, grantee)
         async with publisher.database.publish(alone=True) as session:
             await service_of(session, who).grant(adapter, project)
+            await note(session, who, "adapter_grant.created", adapter, grantee=project)
         return {"object": "adapter.grant", "adapter": adapter, "tenant": grantee}
 
     @router.delete("/{adapter}/grants/{grantee}", status_code=204, summary="End that (admin keys)")
@@ -161,5 +170,6 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
         project = await callers.project(who.principal, grantee)
         async with publisher.database.publish(alone=True) as session:
             await service_of(session, who).revoke_grant(adapter, project)
+            await note(session, who, "adapter_grant.deleted", adapter, grantee=project)
 
     return router

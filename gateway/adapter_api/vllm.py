@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 
 from gateway.adapter_api.callers import OPERATOR, Caller, Callers
 from gateway.adapter_api.forms import LoadLora, UnloadLora
+from gateway.adapter_api.notes import note, note_versions
 from gateway.adapter_api.publisher import Publisher
 from gateway.catalog.service import CatalogService, checked_adapter
 from gateway.db import Database
@@ -46,19 +47,24 @@ def vllm_router(callers: Callers, publisher: Publisher) -> APIRouter:
         adapter, facts, _ = await publisher.admit(folder, force=True)
         async with publisher.database.publish(alone=True) as session:
             service = CatalogService(session, who.project, datetime.now(UTC))
-            await service.publish(form.lora_name, adapter, facts)
-            await session.flush()
+            row = await service.publish(form.lora_name, adapter, facts)
+            await note_versions(session, who, "adapter.created", [row], digest=row.digest)
             for project in await IdentityRepository(session).projects():
                 ours = project.organisation_id == who.principal.organisation
                 if ours and project.name != OPERATOR:
                     await service.grant(form.lora_name, project.id)
+                    await note(
+                        session, who, "adapter_grant.created", form.lora_name, grantee=project.id
+                    )
         return PlainTextResponse(f"Success: LoRA adapter '{form.lora_name}' added successfully.")
 
     @router.post("/unload_lora_adapter", summary="As in vLLM: retire it")
     async def unload(form: UnloadLora, request: Request) -> PlainTextResponse:
         who = await operator(request)
         async with publisher.database.publish(alone=True) as session:
-            await CatalogService(session, who.project, datetime.now(UTC)).retire(form.lora_name)
+            service = CatalogService(session, who.project, datetime.now(UTC))
+            rows = await service.retire(form.lora_name)
+            await note_versions(session, who, "adapter.retired", rows, grace_s=None)
         return PlainTextResponse(f"Success: LoRA adapter '{form.lora_name}' removed successfully.")
 
     return router

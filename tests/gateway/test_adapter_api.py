@@ -4,13 +4,15 @@ import asyncio
 import hashlib
 import os
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import inspect, select
 
 from adapters.store import AdapterStore
 from gateway.adapter_api import desk as desk_module
 from gateway.adapter_api import staging as staging_module
+from gateway.audit.models import AuditEvent
 from gateway.catalog.repository import CatalogRepository
 from tests.gateway.adapter_world import adapter, opened
 
@@ -124,6 +126,57 @@ async def test_an_alias_switches_shares_and_rolls_back(world, tmp_path):
     assert await world.meaning("prod") == digests[0]
     refused = await world.call("DELETE", "/v1/adapters/support@1")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_every_change_of_an_adapter_is_in_the_audit_log(world, tmp_path, database):
+    await world.push("support", adapter(tmp_path / "a"), alias="prod")
+    await world.push("support", adapter(tmp_path / "b", 2))
+    began = (await world.call("POST", "/v1/adapters/uploads", json={"name": "other"})).json()
+    alias = "/v1/adapters/aliases/prod"
+    for method, path, body in (
+        ("PUT", alias, {"version": "support@2"}),
+        ("POST", f"{alias}/rollback", None),
+        ("DELETE", alias, None),
+        ("PUT", "/v1/adapters/support@2/pin", None),
+        ("POST", "/v1/adapters/support@1/retire", None),
+        ("DELETE", "/v1/adapters/support@2?wait_s=0", None),
+        ("DELETE", f"/v1/adapters/uploads/{began['id']}", None),
+    ):
+        answer = await world.call(method, path, **({"json": body} if body else {}))
+        assert answer.status_code < 300, answer.text
+    refused = await world.call("DELETE", "/v1/adapters/absent")
+    assert refused.status_code == 404
+    async with database.reading() as session:
+        rows = (await session.scalars(select(AuditEvent).order_by(AuditEvent.number))).all()
+    mine = [row for row in rows if row.type.startswith("adapter")]
+    assert [row.type for row in mine] == [
+        "adapter_upload.created", "adapter.created", "adapter_alias.updated",
+        "adapter_upload.created", "adapter.created", "adapter_upload.created",
+        "adapter_alias.updated", "adapter_alias.updated", "adapter_alias.deleted",
+        "adapter.updated", "adapter.retired", "adapter.deleted", "adapter_upload.deleted",
+    ]  # fmt: skip
+    assert {row.actor_type for row in mine} == {"api_key"}
+    assert len({row.project_id for row in mine}) == 1
+    assert mine[1].change["name"] == "support"
+    assert mine[1].change["version"] == 1
+    assert all(b.previous == a.hash for a, b in pairwise(rows))
+
+
+async def test_grants_and_quotas_are_in_the_audit_log(world, tmp_path, database):
+    await world.push("shared", adapter(tmp_path / "a"), "admin")
+    grant = "/v1/adapters/shared/grants/globex"
+    for method, path, body in (
+        ("PUT", grant, {}),
+        ("DELETE", grant, {}),
+        ("PUT", "/v1/adapters/quota?tenant=acme", {"max_adapters": 3, "max_bytes": 9}),
+    ):
+        answer = await world.call(method, path, "admin", json=body)
+        assert answer.status_code < 300, answer.text
+    async with database.reading() as session:
+        found = (await session.scalars(select(AuditEvent.type).order_by(AuditEvent.number))).all()
+    assert [kind for kind in found if kind.startswith(("adapter_grant", "adapter_quota"))] == [
+        "adapter_grant.created", "adapter_grant.deleted", "adapter_quota.updated"
+    ]  # fmt: skip
 
 
 async def test_what_is_anothers_is_what_does_not_exist(world, tmp_path):
