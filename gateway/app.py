@@ -407,7 +407,7 @@ class Application:
     ) -> dict[str, Coroutine[Any, Any, None]]:
         """What workers left that there are no more of: nobody else brings it to the ledger."""
         tasks: dict[str, Coroutine[Any, Any, None]] = {}
-        for folder in DataDir(self._settings.data_dir).idle_usage_logs(self._settings.workers):
+        for folder in DataDir(self._settings.data_dir).usage_logs(self._settings.workers):
             ledger = Ledger(
                 UsageLog(folder),
                 database,

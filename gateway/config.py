@@ -93,9 +93,9 @@ class DataDir:
     def usage_log(self, worker: int) -> Path:
         return self.root / (f"usage-{worker}" if worker else "usage")
 
-    def idle_usage_logs(self, workers: int) -> list[Path]:
-        """Of workers that there were once, and are not now."""
-        found = (self.usage_log(worker) for worker in range(max(workers, 1), MOST_WORKERS))
+    def usage_logs(self, first: int = 0) -> list[Path]:
+        """Those that there are, of workers from this one on."""
+        found = (self.usage_log(worker) for worker in range(first, MOST_WORKERS))
         return [folder for folder in found if folder.is_dir()]
 
     def database(self, given: Secret | None) -> str:

@@ -17,7 +17,7 @@ from gateway.config import DataDir
 from gateway.db import Database
 from gateway.usage.log import UsageLog
 
-RECORDS = ("engine", "usage")  # folders of the data directory, before the database
+RECORDS = ("engine", "usage", "usage-*")  # folders of the data directory, before the database
 CONTENT = ("adapters", "files")  # after it
 SINGLE = ("pepper", "base.json", "webhook-secret")
 LEFT_OUT = ("adapter-cache",)  # of any folder: copies
@@ -44,7 +44,7 @@ async def back_up(
     _make(folder, "every backup has a folder of its own")
     data = folder / "data"
     _make(data, "every backup has a folder of its own")
-    for name in RECORDS:
+    for name in _records(source.files.root):
         _copy(source.files.root / name, data / name)
     kind = schema = None
     if with_database:
@@ -69,10 +69,15 @@ async def restore(source: Source, folder: Path) -> Manifest:
     _make(root, "restore into a new data directory")
     if manifest.database is not None:
         await _restore_database(source, manifest, folder)
-    for name in (*RECORDS, *CONTENT, *SINGLE):
+    for name in (*_records(folder / "data"), *CONTENT, *SINGLE):
         _copy(folder / "data" / name, root / name)
     await _continue_log(source)
     return manifest
+
+
+def _records(root: Path) -> list[str]:
+    """The names of those that there are."""
+    return [found.name for pattern in RECORDS for found in sorted(root.glob(pattern))]
 
 
 async def _restore_database(source: Source, manifest: Manifest, folder: Path) -> None:
@@ -90,12 +95,14 @@ async def _restore_database(source: Source, manifest: Manifest, folder: Path) ->
 
 
 async def _continue_log(source: Source) -> None:
-    """The database may have been settled further than the log's older copy goes. What is written
+    """The database may have been settled further than a log's older copy goes. What is written
     from now on belongs after that: an empty segment takes the number that it was at."""
-    name = source.files.usage_log / "id"
-    if not name.is_file():
-        return
-    log = UsageLog(source.files.usage_log)
+    for folder in source.files.usage_logs():
+        if (folder / "id").is_file():
+            await _continue(source, UsageLog(folder))
+
+
+async def _continue(source: Source, log: UsageLog) -> None:
     database = Database(source.database)
     try:
         segment = await settled_segment(database, log.id)

@@ -97,7 +97,7 @@ async def usage(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
 async def settle(desk: Desk, _arguments: argparse.Namespace) -> Row:
     """What no Finished is there for is closed as failed: no engine is asked."""
     records = 0
-    for folder in [desk.files.usage_log(0), *desk.files.idle_usage_logs(1)]:
+    for folder in desk.files.usage_logs():
         usage_log = UsageLog(folder)
         lock = usage_log.lock()
         if lock is None:

@@ -33,7 +33,7 @@ async def running(settings: Settings, folder: Path) -> AsyncIterator[list[Progra
     try:
         for program in programs:
             await program.start(folder / "log.txt")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while (folder / "log.txt").read_text().count('"listening"') < settings.workers:
                 await asyncio.sleep(0.05)
             (folder / "log.txt").write_text("")
@@ -70,7 +70,7 @@ async def ledger(settings: Settings, organisation: str) -> int:
 
 
 async def until_settled(settings: Settings, organisation: str, requests: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while (found := await ledger(settings, organisation)) < requests:
             await asyncio.sleep(0.1)
     assert found == requests
