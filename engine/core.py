@@ -352,6 +352,7 @@ class Core(Generic[P]):
 
     def _await_grant(self, request: Request, now: float) -> None:
         if not request.dry:
+            request.dry_since = None  # it was while drafts were verified
             return
         if request.dry_since is None:
             request.dry_since = now

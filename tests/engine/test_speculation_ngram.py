@@ -51,6 +51,15 @@ def test_output_is_entered_as_it_comes_and_forgotten_with_its_sequence() -> None
     assert drafts(found, [9, 9, 9], [1, 2]) == []
 
 
+def test_sequences_share_what_is_entered_in_one_turn() -> None:
+    found = proposer()
+    long = [*range(10, 10 + ENTERED // 2)] * 2
+    asks = [Ask(sequence=n, prompt=long, output=[], most=3, pages=[]) for n in range(3)]
+    assert list(found.propose(asks)) == [0]
+    assert list(found.propose(asks)) == [0, 1]
+    assert list(found.propose(asks)) == [0, 1, 2]
+
+
 def test_a_long_prompt_is_entered_in_parts() -> None:
     found, prompt = proposer(), [*range(10, 20 + ENTERED), 1, 2, 3, 4, 5, 9, 1, 2]
     assert drafts(found, prompt) == []
