@@ -32,6 +32,8 @@ WAYS = {"co-located": False, "disaggregated": True}
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when an engine did not do the work."""
     options = _parser().parse_args(argv)
+    if options.device == "cpu":
+        options.transport = "tcp"
     try:
         device, runs, moved = _simulated(options) if options.simulate else _real(options)
         figures = figures_of(runs, ttft_s=options.ttft_ms / 1000)

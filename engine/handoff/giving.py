@@ -108,6 +108,9 @@ class Giving:
                 self._fail(name, Handed.YIELDED, now, "its pages were needed")
             elif sequence.phase is Phase.RUNNING:
                 self._send(name, leaving, now)
+            elif not leaving.offered and now - leaving.since >= self._timeout_s:
+                # Nobody waits for it any more: the taker computes it by now.
+                self._fail(name, Handed.EXPIRED, now, "its turn did not come in time")
 
     def _yielded(self, leaving: Leaving) -> bool:
         """What is computed again can be given again, but not what may be read at any time."""

@@ -42,7 +42,8 @@ FLAGS = """
 serve --model m --listen unix:e.sock --adapter-store a --data-dir d --device cpu --dtype bfloat16
 --threads 2 --max-model-len 100 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 16
 --gpu-memory-utilization 0.5 --pool-bytes 1000 --host-cache-bytes 2000 --swap-bytes 0 --ready-fd 5
---drain-timeout 3 --deterministic --enforce-eager
+--drain-timeout 3 --deterministic --enforce-eager --role decode --handoff-listen tcp:0.0.0.0:8472
+--handoff-advertise tcp:gpu-1:8472 --handoff-bytes 3000 --handoff-timeout 4 --no-handoff-direct
 """
 
 
@@ -69,6 +70,12 @@ def test_flags_become_settings() -> None:
         host_cache_bytes=2000,
         swap_bytes=0,
         drain_timeout_s=3.0,
+        role=Role.DECODE,
+        handoff_listen="tcp:0.0.0.0:8472",
+        handoff_advertise="tcp:gpu-1:8472",
+        handoff_bytes=3000,
+        handoff_timeout_s=4.0,
+        handoff_direct=False,
     )
 
 

@@ -170,6 +170,18 @@ def test_a_giver_whose_pages_nobody_takes_gives_them_up() -> None:
     assert pair.outcome("gave", "expired") + pair.outcome("gave", "lost") == 1
 
 
+def test_a_giver_whose_turn_for_it_does_not_come_computes_nothing_in_vain() -> None:
+    pair = Pair(giver_pages=16, settings={"handoff_timeout_s": 0.15})
+    pair.giver.submit("before", LONG[30::-1], 30, seed=1)
+    pair.giver.step(3)
+    pair.submit("r", LONG, 4)
+    pair.run()
+    assert pair.right("r")
+    assert pair.giver.finish("r") is Finish.ERROR
+    assert pair.computed(pair.giver) == 31 + 29
+    assert pair.outcome("gave", "expired") == pair.outcome("took", "expired") == 1
+
+
 def test_a_slow_network_holds_the_giver_back_and_nothing_is_buffered() -> None:
     pair = Pair(slots=2)
     pair.submit("r", LONG, 4)
