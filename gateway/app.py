@@ -75,6 +75,7 @@ from gateway.responses.routes import response_router
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending, settle_orphans
+from gateway.texts.keeper import TextKeeper
 from gateway.tracing import Tracing
 from gateway.usage.ledger import Ledger
 from gateway.usage.log import UsageLog
@@ -174,6 +175,9 @@ class Application:
             )
             residents = Residents(self._fleet, snapshot)
             answers = self._answers(stack)
+            keeper = TextKeeper(
+                database, lambda base, tokens: services.tokenizer_of(base).text(tokens)
+            )
             services = Services(
                 gate=Gate(
                     snapshot,
@@ -191,6 +195,7 @@ class Application:
                 tariff=snapshot.tariff,
                 residents=residents,
                 answers=answers,
+                texts=keeper,
                 tracing=self._tracing(stack),
             )
             prompts = texts[self._bases.first].prompts
@@ -250,6 +255,7 @@ class Application:
                     outbox = BillingOutbox(database, sink, watch=self._metrics.show_sink)
                     tasks[f"sink {sink.name}"] = outbox.run()
             tasks["answers"] = answers.run()
+            tasks["texts"] = keeper.run()
             tasks["pins"] = residents.keep()
             tasks |= {**batches.tasks(), "responses": archive.run()}
             if settings.worker == 0:

@@ -323,6 +323,7 @@ def _key_entry(row: ApiKey, people: Mapping[str, Person], weight: int) -> KeyEnt
         networks=_scope(row.networks),
         weight=weight,
         strict=bool(project and project.strict),
+        text_days=(project.text_days or 0) if project else 0,
         admin=admin,
         role=(row.role or (person.role if person else Role.OWNER)) if admin else None,
         project_roles=person.projects if person and admin else (),

@@ -21,6 +21,7 @@ from gateway.files import models as files
 from gateway.identity import models as identity
 from gateway.limits import models as limits
 from gateway.responses import models as responses
+from gateway.texts import models as texts
 from gateway.usage import models as usage
 from migrations.isolation import isolate
 
@@ -34,6 +35,7 @@ TABLES = (
     identity.ApiKey,
     limits.Quota,
     responses.StoredResponse,
+    texts.RequestText,
     usage.UsageEvent,
 )
 METADATA = Base.metadata

@@ -10,6 +10,9 @@ from gateway.identity.models import Project
 from gateway.identity.repository import IdentityRepository
 from gateway.identity.service import DEFAULT_ORGANISATION, IdentityService
 from gateway.responses.repository import RetentionRepository
+from gateway.texts.repository import TextRepository
+from gateway.texts.terms import MOST_DAYS as MOST_TEXT_DAYS
+from gateway.texts.terms import fingerprint
 
 MOST_DAYS = 3650
 
@@ -34,6 +37,13 @@ def add(group: Commands) -> None:
     kept = add_command(group, "retention", retention, help="how long its responses are kept")
     kept.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
     kept.add_argument("--days", type=int, required=True, metavar="N", help="0: none is kept")
+    texts = add_command(group, "texts", keep_texts, help="whether texts of its requests are kept")
+    texts.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
+    texts.add_argument("--days", type=int, required=True, metavar="N",
+                       help="0: none is, and those there were are erased")  # fmt: skip
+    erased = add_command(group, "erase-texts", erase_texts, help="erase texts of its requests")
+    erased.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME")
+    erased.add_argument("--customer", metavar="ID", help="of this customer of its alone")
     heavy = add_command(group, "weight", weight, help="its share of a busy engine, against others'")
     heavy.add_argument("name", metavar="NAME", help="or ORGANISATION/NAME; or an organisation's")
     heavy.add_argument("--weight", type=int, metavar="N", help="1 to 1000; without: as above it")
@@ -101,6 +111,31 @@ async def retention(desk: Desk, arguments: argparse.Namespace) -> Row:
         await desk.note(session, project.organisation_id, "project.updated", project.id,
                         project=project.id, change={"response_days": arguments.days})  # fmt: skip
         return {"name": project.name, "days": arguments.days}
+
+
+async def keep_texts(desk: Desk, arguments: argparse.Namespace) -> Row:
+    if not 0 <= arguments.days <= MOST_TEXT_DAYS:
+        raise InvalidRequest(f"--days must be from 0 to {MOST_TEXT_DAYS}.", param="days")
+    async with desk.database.publish() as session:
+        project = await IdentityService(session, desk.now).project(arguments.name)
+        project.text_days = arguments.days or None
+        rows = TextRepository(session, project.organisation_id)
+        erased = 0 if arguments.days else await rows.erase(project.id)
+        await desk.note(session, project.organisation_id, "project.updated", project.id,
+                        project=project.id,
+                        change={"text_days": arguments.days, "erased": erased})  # fmt: skip
+        return {"name": project.name, "days": arguments.days, "erased": erased}
+
+
+async def erase_texts(desk: Desk, arguments: argparse.Namespace) -> Row:
+    async with desk.database.publish() as session:
+        project = await IdentityService(session, desk.now).project(arguments.name)
+        rows = TextRepository(session, project.organisation_id)
+        erased = await rows.erase(project.id, arguments.customer)
+        of = fingerprint(arguments.customer) if arguments.customer else "everybody"
+        await desk.note(session, project.organisation_id, "project.texts_erased", project.id,
+                        project=project.id, change={"of": of, "erased": erased})  # fmt: skip
+        return {"name": project.name, "erased": erased}
 
 
 def _row(project: Project) -> Row:

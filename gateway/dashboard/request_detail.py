@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from gateway.dashboard.request_line import Line
 from gateway.dashboard.visit import Visit
 from gateway.errors import ResourceNotFound
+from gateway.identity.rights import Right
+from gateway.texts.models import RequestText
+from gateway.texts.repository import TextRepository
 from gateway.usage.models import Price, UsageEvent
 from gateway.usage.request_repository import RequestRepository
 
@@ -26,6 +29,7 @@ class Detail:
     line: Line
     meters: Sequence[Meter]
     adjustments: Sequence[UsageEvent]
+    text: RequestText | None  # where it is kept, and for whom may read it
 
     @property
     def cost_nano(self) -> int | None:
@@ -54,7 +58,16 @@ async def detail_of(
         )
     adjustments = await rows.adjustments(row.id)
     price = await rows.price(row.price_id) if row.price_id else None
-    return Detail(line(row), meters_of(row, adjustments, price), adjustments)
+    return Detail(
+        line(row), meters_of(row, adjustments, price), adjustments, await _text(visit, row)
+    )
+
+
+async def _text(visit: Visit, row: UsageEvent) -> RequestText | None:
+    """Not for operators: what a tenant keeps is its own."""
+    if visit.viewer.is_operator or not visit.may(Right.TEXTS, row.project_id):
+        return None
+    return await TextRepository(visit.session, visit.organisation).one(row.id, visit.now)
 
 
 def meters_of(

@@ -1,6 +1,7 @@
 """``/dashboard/requests``: one request after another, with what each of its meters cost.
 
-What was asked and answered is not here: the ledger knows no text.
+What was asked and answered is not here, for the ledger knows no text: it is beside it, for projects
+that want it kept.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,14 @@ from gateway.dashboard.names import Names
 from gateway.dashboard.page import Page
 from gateway.dashboard.request_detail import detail_of
 from gateway.dashboard.request_line import Line
+from gateway.dashboard.text_actions import ACTIONS
 from gateway.dashboard.timespan import RANGES, timespan_of
 from gateway.dashboard.visit import Visit
 from gateway.errors import InvalidRequest
+from gateway.identity.models import Project
+from gateway.identity.rights import Right
+from gateway.texts.repository import TextRepository
+from gateway.texts.terms import MOST_DAYS
 from gateway.usage.event import EPOCH
 from gateway.usage.models import UsageEvent
 from gateway.usage.record import Outcome
@@ -52,11 +58,22 @@ async def requests(visit: Visit) -> dict[str, Any]:
         "statuses": [(each, each.replace("_", " ")) for each in STATUSES],
         "lines": [line(row) for row in shown],
         "detail": await detail_of(rows, visit, line),
+        "texts": await _texts(visit),
+        "most_days": MOST_DAYS,
         "older": visit.here(before=_written(shown[-1]), request=None)
         if len(found) > PER_PAGE
         else "",
         "newest": visit.here(before=None, request=None) if before else "",
     }
+
+
+async def _texts(visit: Visit) -> Sequence[tuple[Project, int]]:
+    """Projects whose texts the viewer decides about, with how many are kept."""
+    projects = [p for p in await visit.rows.projects() if visit.may(Right.PROJECTS, p.id)]
+    if not projects:
+        return []
+    counts = await TextRepository(visit.session, visit.organisation).counts()
+    return [(project, counts.get(project.id, 0)) for project in projects]
 
 
 def wanted_of(query: Mapping[str, str], window: Window) -> Wanted:
@@ -113,4 +130,5 @@ REQUESTS = Page(
     template="requests.html",
     show=requests,
     of_one=True,
+    actions=ACTIONS,
 )

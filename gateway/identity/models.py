@@ -65,6 +65,7 @@ class Project(Base):
     # Fields of requests that nobody knows are refused, not ignored.
     strict: Mapped[bool] = mapped_column(default=False, server_default=false())
     weight: Mapped[int | None]  # against other projects'; None: the organisation's
+    text_days: Mapped[int | None]  # that texts of requests are kept; None: none is
 
     organisation: Mapped[Organisation] = relationship(lazy="raise")
 

@@ -19,6 +19,7 @@ class Principal:
     networks: tuple[str, ...] | None = None  # 10.0.0.0/8; None: from anywhere
     weight: int = 1  # of a busy engine, against other projects' weights
     strict: bool = False  # fields that nobody knows are refused
+    text_days: int = 0  # that texts of its requests are kept; 0: none is
     admin: bool = False  # admin keys call no inference route
     role: str | None = None  # of an admin key, in the organisation
     project_roles: tuple[tuple[str, str], ...] = ()  # (project, role), beside that

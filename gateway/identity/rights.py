@@ -21,6 +21,7 @@ class Right(StrEnum):
     PEOPLE = "people.change"
     ADMIN_KEYS = "admin_keys"
     AUDIT = "audit.read"
+    TEXTS = "texts.read"  # of requests, where a project wants them kept
 
 
 EVERYTHING = frozenset(Right)
@@ -28,7 +29,9 @@ RIGHTS: Mapping[Role, frozenset[Right]] = {
     Role.OWNER: EVERYTHING,
     Role.ADMIN: EVERYTHING,  # but makes no owners: see ``require_grant``
     Role.BILLING: frozenset({Right.READ, Right.SPENDING}),
-    Role.DEVELOPER: frozenset({Right.READ, Right.KEYS_READ, Right.KEYS, Right.ADAPTERS}),
+    Role.DEVELOPER: frozenset(
+        {Right.READ, Right.KEYS_READ, Right.KEYS, Right.ADAPTERS, Right.TEXTS}
+    ),
     Role.VIEWER: frozenset({Right.READ}),
 }
 

@@ -104,6 +104,8 @@ class Answer:
         ]
         self._open = len(self.choices)  # without a finish reason
         self._only = self.choices[0] if order.plain else None
+        keeps = order.principal.text_days > 0
+        self._said: list[list[str]] | None = [[] for _ in self.choices] if keeps else None
         self._unechoed = set(range(len(order.prompts))) if order.echoes else set()
 
     @property
@@ -120,6 +122,7 @@ class Answer:
             if plain := outputs[:-1] if ended else outputs:
                 gained.append((0, Delta(self._only.gain(_tokens_of(plain)), plain=True)))
             if not ended:
+                self._note(gained)
                 return gained
             outputs = outputs[-1:]
         if position in self._unechoed:
@@ -139,7 +142,21 @@ class Answer:
             delta = self._shortened(self._fed(first + output.index, output))
             delta.embedding = output.embedding
             gained.append((first + output.index, delta))
+        self._note(gained)
         return gained
+
+    @property
+    def said(self) -> list[str]:
+        """What each choice said, for a project that wants it kept."""
+        return ["".join(pieces) for pieces in self._said or ()]
+
+    def _note(self, gained: Iterable[tuple[int, Delta]]) -> None:
+        if self._said is None:
+            return
+        for index, delta in gained:
+            for call in delta.calls:
+                self._said[index] += [f"\n{call.name}: " if call.name else "", call.arguments]
+            self._said[index].append(delta.text)
 
     def _told(self, position: int, outputs: Sequence[Output]) -> list[tuple[int, Delta]]:
         """What is known of the prompt, to each of its choices."""
@@ -167,6 +184,7 @@ class Answer:
             if choice.finish is None
         ]
         self._open = 0
+        self._note(ended)
         return ended
 
     def count(self, position: int, outputs: Iterable[Output]) -> None:

@@ -24,6 +24,7 @@ from gateway.inference.order import Order
 from gateway.inference.services import Services
 from gateway.inference.stream import gather, stream
 from gateway.limits.lease import Demand, Lease, More, Price
+from gateway.texts.exchange import Exchange
 from gateway.usage.pricing import Tariff, billable, cost
 from gateway.usage.record import Finished, Outcome, Started
 
@@ -174,6 +175,7 @@ class Call:
                 self._lease, counts.total - counts.cached, self._cost(outcome, counts)
             )
         self._measure(outcome, counts)
+        self._keep()
         self._reply.facts |= {
             "model": self._order.target.public_name,
             "outcome": outcome,
@@ -183,6 +185,25 @@ class Call:
             "completion_tokens": counts.completion,
         }
         return counts
+
+    def _keep(self) -> None:
+        """What was asked and answered, where its project wants that kept."""
+        order = self._order
+        if self._do.texts is None or order.principal.text_days == 0:
+            return
+        self._do.texts.keep(
+            Exchange(
+                request=order.id,
+                organisation=order.principal.organisation,
+                project=order.principal.project,
+                customer=order.options.customer,
+                base=order.target.base_model,
+                prompts=order.prompts,
+                answers=self._answer.said,
+                ended_at=datetime.now(UTC),
+                days=order.principal.text_days,
+            )
+        )
 
     def _cost(self, outcome: Outcome, counts: Counts) -> int:
         """As the ledger will say."""

@@ -14,6 +14,7 @@ from gateway.inference.gate import Gate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.lease import Limiter
 from gateway.metrics import Metrics
+from gateway.texts.exchange import Texts
 from gateway.tracing import Tracing
 from gateway.usage.pricing import Tariff
 from gateway.usage.record import Finished, Started
@@ -61,6 +62,7 @@ class Services:
     answers: Answers = field(default_factory=MemoryAnswers)
     tariff: TariffOf = unpriced
     tracing: Tracing | None = None  # None: requests are not traced
+    texts: Texts | None = None  # None: no text is kept
     residents: Residents | None = None  # None: nobody waits for adapters to be free
     other_tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)  # by base
 

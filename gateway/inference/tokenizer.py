@@ -8,7 +8,7 @@ Mistral). An answer continues its prompt, so a space in front of its first word 
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,10 @@ class Tokenizer:
         """As ``bytes_of``, but these special tokens by their name."""
         numbers = {self._rust.token_to_id(name): name.encode() for name in names}
         return lambda token: numbers.get(token) or self.bytes_of(token)
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """All of it, special tokens by their names."""
+        return b"".join(map(self.spelling_of, tokens)).decode("utf-8", "replace")
 
     def text_of(self, token: int) -> str:
         """One token alone, as logprobs show it. Special tokens by their name."""

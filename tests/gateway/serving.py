@@ -47,6 +47,7 @@ from gateway.responses.archive import Archive
 from gateway.responses.endpoint import ResponseEndpoint
 from gateway.responses.routes import response_router
 from gateway.rest import rest_application
+from gateway.texts.exchange import Texts
 from gateway.tracing import Tracing
 from gateway.usage.record import Finished, Record, Started
 from tests.fakes.clock import until
@@ -234,6 +235,7 @@ async def serving(
     tracing: Tracing | None = None,
     roles: Sequence[Role] = (),
     handoffs: HandoffRule | None = None,
+    texts: Texts | None = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -269,6 +271,7 @@ async def serving(
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
         answers=answers or MemoryAnswers(),
         residents=residents(fleet) if residents else None, tracing=tracing,
+        texts=texts,
     )  # fmt: skip
     grammars = GrammarCheck()
     intake = Intake(

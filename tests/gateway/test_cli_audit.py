@@ -64,6 +64,8 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
     do("tenant", "fields", "acme", "strict")
     do("tenant", "weight", "acme", "--weight", "3")
     do("tenant", "retention", "acme", "--days", "7")
+    do("tenant", "texts", "acme", "--days", "30")
+    do("tenant", "erase-texts", "acme", "--customer", "ada")
     key = do("key", "create", "--tenant", "acme")
     admin = do("key", "create", "--admin", "--role", "viewer")
     turned = do("key", "rotate", key["id"])
@@ -84,7 +86,8 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
     found = events(tmp_path)
     assert [event.type for event in found] == [
         "organization.created", "project.created", "project.updated", "project.updated",
-        "project.updated", "api_key.created", "api_key.created", "api_key.created",
+        "project.updated", "project.updated", "project.texts_erased",
+        "api_key.created", "api_key.created", "api_key.created",
         "api_key.updated", "api_key.deleted",
         "adapter.created", "adapter.retired", "credit.granted", "price.created", "price.repriced",
         "period.closed", "user.added", "login.created", "login.updated", "login.deleted",
@@ -93,6 +96,7 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
     assert {event.actor_type for event in found} == {"operator"}
     assert all(event.actor_id for event in found)
     told = repr([event.change for event in found])
+    assert "'ada'" not in told, "who is forgotten is not written down for it"
     secrets = (key["key"], admin["key"], turned["key"], invited["password"], changed["password"])
     for secret in secrets:
         assert secret not in told
