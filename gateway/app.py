@@ -417,7 +417,7 @@ class Application:
             ledger = Ledger(
                 UsageLog(folder),
                 database,
-                lookup=self._lookup,
+                lookup=Orphans(self._fleet).lookup,
                 inherited=lambda events: settle_orphans(limiter, events),
                 patience_s=self._settings.orphan_patience_s,
             )
