@@ -32,7 +32,7 @@ from kernels.launch import (
 from kernels.tuning import choose, prefill_splits
 
 _LOG2_E = 1.4426950408889634
-_SPAN = 8  # tiles of keys that a part has at least
+_SPAN = 512  # keys that a part has at least
 _JOINED = 16  # rows whose parts one program joins
 
 
@@ -143,11 +143,12 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
             if magnitudes_ptr is not None:
                 acc *= 1.0 / 448.0  # see e4m3.LARGEST
             acc /= tl.where(total > 0, total, 1.0)[:, None]  # of a part, a row may see nothing
+            unit = scale_log2 if magnitudes_ptr is None else 1.0
             row_out = (start + query)[:, None]
             if PARTED and parts > 1:
                 at = part * stride_part + (start + query) * heads * G + head
                 tl.store(parts_ptr + at[:, None] * D + d[None, :], acc, mask=mine)
-                lse = tl.where(total > 0, top + tl.log2(total), -1e30)
+                lse = tl.where(total > 0, top * unit + tl.log2(total), -1e30)
                 tl.store(lse_ptr + at, lse, mask=query < queries)
             else:
                 at_out = row_out * stride_ot + head[:, None] * stride_oh + d[None, :]
@@ -250,19 +251,21 @@ def _attend(  # type: ignore[no-untyped-def]
         k_size = tl.load(sizes_ptr + at_size, mask=live, other=0.0)
         v_size = tl.load(sizes_ptr + side_sizes + at_size, mask=live, other=0.0)
         k, v = from_codes(k, CT), from_codes(v, CT)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    unit = scale_log2  # of a score, base 2
     if sizes_ptr is not None:
-        scores *= q_size[:, None] * k_size[None, :]
+        scores *= scale_log2 * (q_size[:, None] * k_size[None, :])
+        unit = 1.0
     if MASKED:
         seen = at[None, :] <= position[:, None]
         if WINDOW > 0:
             seen &= at[None, :] > position[:, None] - WINDOW
         scores = tl.where(seen, scores, -1e30)
     peak = tl.maximum(top, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - peak[:, None])
+    weights = tl.exp2(scores * unit - (peak * unit)[:, None])  # one instruction
     if MASKED:
         weights = tl.where(seen, weights, 0.0)
-    decay = tl.exp2(top - peak)
+    decay = tl.exp2((top - peak) * unit)
     total = total * decay + tl.sum(weights, axis=1)
     if sizes_ptr is not None:
         weights *= v_size[None, :]
@@ -370,7 +373,8 @@ def ragged_prefill(
                 out[rows] = attend(q[rows], k[0], v[0], context, scale, window)
     elif longest and query_len.numel():
         G = QH // KVH
-        op = "ragged_prefill_deterministic" if deterministic else "ragged_prefill"
+        op = "ragged_prefill" if magnitudes is None else "ragged_prefill_narrow"
+        op = "ragged_prefill_deterministic" if deterministic else op
         config = choose(op, longest * G, q.device)
         S = query_len.numel()
         most = min(longest * S, q.shape[0]) * G  # rows for one key head
@@ -381,7 +385,13 @@ def ragged_prefill(
         if splits > 1:
             parts = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
             lse = torch.empty((splits, *q.shape[:2]), dtype=torch.float32, device=q.device)
-        shape = {"G": G, "D": D, "WINDOW": window, "SPAN": _SPAN, "BLOCK_M": config.rows}
+        shape = {
+            "G": G,
+            "D": D,
+            "WINDOW": window,
+            "SPAN": max(1, _SPAN // config.columns),
+            "BLOCK_M": config.rows,
+        }
         shape |= {"BLOCK_N": config.columns, "BLOCK_D": max(MIN_DOT, next_power_of_2(D))}
         part = q.shape[0] * QH
         _prefill_kernel[(cdiv(most, config.rows) + S - 1, KVH * splits)](

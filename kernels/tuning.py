@@ -51,6 +51,10 @@ _ANY: Mapping[str, Table] = {
         (16, Config(rows=16, columns=64)),
         (UNLIMITED, Config(rows=64, columns=64, stages=2)),
     ),
+    "ragged_prefill_narrow": (
+        (16, Config(rows=16, columns=64)),
+        (UNLIMITED, Config(rows=64, columns=64, stages=2)),
+    ),
     "ragged_prefill_deterministic": ((UNLIMITED, Config(rows=64, columns=64, stages=2)),),
     "lora_shrink": (
         (16, Config(rows=16, columns=16, depth=128, warps=2, stages=4)),
@@ -73,6 +77,10 @@ _H200: Mapping[str, Table] = {
         (UNLIMITED, Config(rows=128, columns=256, warps=8, stages=2)),
     ),
     "ragged_prefill": (
+        (16, Config(rows=16, columns=64)),
+        (UNLIMITED, Config(rows=128, columns=128, warps=8, stages=2)),
+    ),
+    "ragged_prefill_narrow": (
         (16, Config(rows=16, columns=64)),
         (UNLIMITED, Config(rows=128, columns=64, warps=8)),
     ),
@@ -114,13 +122,19 @@ def decode_splits(sequences: int, heads: int, pages: int, device: torch.device) 
 
 
 def prefill_splits(programs: int, device: torch.device) -> int:
-    """Parts of a context for ragged_prefill: two programs per multiprocessor, where there are
-    too few rows for that.
+    """Parts of a context for ragged_prefill, one program of which fills a multiprocessor: those
+    that end soonest, where joining them costs little beside computing them.
 
     Args:
         programs: tiles of rows times key heads.
     """
-    return max(1, min(8, 2 * multiprocessors(device) // max(1, programs)))
+    width = multiprocessors(device)
+
+    def cost(splits: int) -> float:
+        joined = 0.015 * splits * programs / width if splits > 1 else 0.0
+        return cdiv(programs * splits, width) / splits + joined
+
+    return min(range(1, 17), key=cost)
 
 
 def sample_parts(rows: int, blocks: int, device: torch.device) -> int:
