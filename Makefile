@@ -21,7 +21,7 @@ FOCUS_PYTHON ?= python3.12
 DEMO := .data/demo/smollm2-135m-instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-compat test-clients test-focus test-wheel bench-cpu bench-gpu report clean
+.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-compat test-clients test-ray test-focus test-wheel bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ test-clients: .venv/dev-ready ## have an older openai, LangChain, lm-eval and sc
 
 test-wheel: .venv/dev-ready ## build the wheel, install it in a fresh environment, and serve from there
 	WHEEL=$(WHEEL) $(BIN)/python -m pytest tests/release $(ARGS)
+
+test-ray: .venv/dev-ready ## place engines on a Ray cluster of several nodes on this machine
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[ray]'
+	RAY_CLUSTER=1 $(BIN)/python -m pytest tests/ray $(ARGS)
 
 test-focus: .venv/dev-ready ## hold exported bills to FOCUS's own validator (FOCUS_PYTHON: 3.12 or newer)
 	FOCUS=$(FOCUS) FOCUS_PYTHON=$(FOCUS_PYTHON) $(BIN)/python -m pytest tests/billing/test_official.py $(ARGS)

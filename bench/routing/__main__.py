@@ -1,6 +1,6 @@
 """Which engine gets a request, among a thousand: how good the choice is, and how long it takes.
 
-    loratorio bench routing [--engines 1000] [--adapters 100000] [--requests 200000]
+    loratorio bench routing [--engines 1000] [--adapters 100000] [--requests 100000]
 
 Simulated with the passes, prompts and adapters that were measured on an H200; the decisions are
 those of ``gateway/fleet/router.py``, made by several gateways that each see a part of the traffic
@@ -11,6 +11,7 @@ engine in a hundred leaves, with all that it held, and as many come that hold no
 import argparse
 import gc
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,14 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--engines", type=int, default=1000)
     parser.add_argument("--adapters", type=int, default=100_000)
-    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--gateways", type=int, default=4)
     parser.add_argument("--dry", action="store_true", help="write no file")
     options = parser.parse_args(arguments)
     size = Size(options.engines, options.adapters, options.requests, options.gateways)
     if min(size.engines, size.adapters, size.requests, size.gateways) < 1:
         parser.error("--engines, --adapters, --requests and --gateways are at least 1")
+    busy = os.getloadavg()[0]
     rows = [row for name in POLICIES for row in measured(name, size)] + moved(size)
+    rows.append(_row("ours", size, "load average of the machine as it began", busy, "processes"))
     print(cpu_rows.table(rows))
     if not options.dry:
         print(cpu_rows.write(rows, "routing", PACKAGES))
