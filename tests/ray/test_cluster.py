@@ -19,11 +19,11 @@ from engine.protocol import Submit
 
 if "RAY_CLUSTER" not in os.environ:
     pytest.skip("see make test-ray", allow_module_level=True)
-import ray  # noqa: E402
-from ray.cluster_utils import Cluster  # noqa: E402
+import ray
+from ray.cluster_utils import Cluster
 
-from engine.on_ray.engines import NoRoom  # noqa: E402
-from engine.on_ray.placement import Needs, Placed  # noqa: E402
+from engine.on_ray.engines import NoRoom
+from engine.on_ray.placement import Needs, Placed
 
 ROOT = str(Path(__file__).parents[2])
 NEEDS = Needs(cpus=2)
