@@ -53,7 +53,8 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 	$(BIN)/lint-imports
 
 test-soak: .venv/dev-ready ## kill gateway and engine 400 times under load and batches, checking the books (KILLS, SEED)
-	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_batches.py $(ARGS)
+	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_batches.py \
+		tests/faults/test_handoff_kills.py $(ARGS)
 
 fuzz: .venv/dev-ready ## send a million inputs to every parser of uploads (INPUTS, SEED)
 	$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1)

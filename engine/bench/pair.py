@@ -52,6 +52,10 @@ class EnginePair:
     ) -> None:
         await self._stop()
 
+    def kill(self, number: int) -> None:
+        """An engine is gone at once."""
+        self._processes[number].kill()
+
     def _start(self, folder: Path, number: int) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
         if self._gpus:
