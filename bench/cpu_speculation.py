@@ -1,6 +1,6 @@
 """The demo base with n-gram drafts beside itself without them, an engine alone on this CPU.
 
-    python -m bench.cpu_speculation --checkpoint DIR [--repeats 5]
+    python -m bench.cpu_speculation --checkpoint DIR [--repeats 4] [--streams 1 4]
 
 Copying: the answer repeats a text of the prompt. Free: it is told to make something up, so little
 of it came before, and drafts have to rest by themselves. Both engines take turns; a round is all
@@ -25,7 +25,6 @@ from engine.speculation.settings import Method, SpeculationSettings
 
 TOKENS = 80  # of each answer
 NGRAM = SpeculationSettings(method=Method.NGRAM, tokens=7, lookup_min=2, lookup_max=5)
-STREAMS = (1, 4)
 TEXTS = (
     "The river rises in the hills north of the town and runs for ninety kilometres to the sea. In "
     "spring the melting snow makes it wide and brown; in late summer children cross it on stones. "
@@ -67,7 +66,7 @@ class Side:
         return [requests.outputs[f"r{number}"] for number in range(len(prompts))]
 
 
-def measure(checkpoint: Path, repeats: int) -> list[Row]:
+def measure(checkpoint: Path, repeats: int, counts: Sequence[int]) -> list[Row]:
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     plain, drafting = (Side(_engine(checkpoint, wanted)) for wanted in (None, NGRAM))
     rows = list[Row]()
@@ -77,7 +76,7 @@ def measure(checkpoint: Path, repeats: int) -> list[Row]:
     }
     for kind, questions in kinds.items():
         prompts = [_prompt(tokenizer, question) for question in questions]
-        for streams in STREAMS:
+        for streams in counts:
             same = _compare(plain, drafting, prompts, streams, repeats)
             rows += _rows(kind, streams, plain, drafting, same)
     return rows
@@ -134,9 +133,10 @@ def _rows(kind: str, streams: int, plain: Side, drafting: Side, same: float) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu_speculation", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="the demo base")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
     options = parser.parse_args(arguments)
-    rows = measure(options.checkpoint, options.repeats)
+    rows = measure(options.checkpoint, options.repeats, options.streams)
     print(table(rows))
     print(write(rows, "speculation", ["torch"]))
     return 0
