@@ -18,6 +18,7 @@ from kernels.peer_sum import peer_sum
 from kernels.planes import summed
 
 PATIENCE_S = 120.0  # for another member, before a collective is given up
+LOADING_S = 600.0  # on CUDA, where this limits nothing once passes are watched (``lead.Watched``)
 
 
 class Group:
@@ -43,7 +44,7 @@ class Group:
             ),
             rank=member,
             world_size=size,
-            timeout=datetime.timedelta(seconds=PATIENCE_S),
+            timeout=datetime.timedelta(seconds=LOADING_S if cuda else PATIENCE_S),
             device_id=device if cuda else None,
         )
         self._gather = _gathering()

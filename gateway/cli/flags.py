@@ -350,6 +350,10 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N",
         help="GPUs that compute the model together (default: 1)",
     )  # fmt: skip
+    group.add_argument(
+        "--disable-custom-all-reduce", action="store_true",
+        help="leave sums over GPUs to NCCL alone",
+    )  # fmt: skip
 
 
 PASSED_ON = ("kv_cache_dtype", "head_dtype", "speculative_config", "max_model_len",
@@ -496,6 +500,8 @@ def _engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     flags += [] if arguments.enable_prefix_caching else ["--no-enable-prefix-caching"]
     size = arguments.tensor_parallel_size
     flags += ["--tensor-parallel-size", str(size)] if size > 1 else []
+    if arguments.disable_custom_all_reduce:
+        flags.append("--disable-custom-all-reduce")
     flags += ["--enforce-eager"] if arguments.enforce_eager else []
     flags += ["--deterministic"] if arguments.deterministic else []
     return tuple(flags)

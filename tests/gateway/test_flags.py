@@ -40,7 +40,8 @@ def test_what_the_scheduler_may_be_told_is_handed_on():
         *("--max-step-ms", "30", "--max-tenant-share", "0.5", "--no-enable-prefix-caching"),
     )
     assert options("--demo", "--enable-prefix-caching").engine_flags == ()
-    assert options("--demo", "-tp", "2").engine_flags == ("--tensor-parallel-size", "2")
+    team = options("--demo", "-tp", "2", "--disable-custom-all-reduce")
+    assert team.engine_flags == ("--tensor-parallel-size", "2", "--disable-custom-all-reduce")
 
 
 def test_the_model_may_be_named_without_its_flag(tmp_path: Path):
