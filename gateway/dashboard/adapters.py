@@ -9,10 +9,12 @@ import orjson
 from gateway.catalog.models import Adapter, AdapterAlias, AdapterState
 from gateway.catalog.repository import AdapterRepository, AliasRepository
 from gateway.dashboard.adapter_actions import ACTIONS
+from gateway.dashboard.closeness import closeness, speeds
 from gateway.dashboard.page import TENANTS, Page
 from gateway.dashboard.timespan import timespan_of
 from gateway.dashboard.visit import Visit
 from gateway.identity.rights import Right
+from gateway.usage.pace_repository import PaceRepository
 from gateway.usage.report import Usage
 
 MOST_SHOWN = 200
@@ -48,6 +50,7 @@ async def adapters(visit: Visit) -> dict[str, Any]:
     project = project if project in projects else next(iter(projects), "")
     rows = await AdapterRepository(visit.session, project).all() if project else []
     aliases = await AliasRepository(visit.session, project).all() if project else []
+    wanted = visit.query.get("version", "")
     named = {row.id: f"{row.name}@{row.version}" for row in rows}
     used = await _used(visit, project)
     members = visit.sources.fleet.members
@@ -70,7 +73,8 @@ async def adapters(visit: Visit) -> dict[str, Any]:
         "bytes": sum({each.row.digest: each.row.nbytes for each in versions
                       if each.is_ready}.values()),
         "engines": len(members),
-        "report": await _report(visit, rows),
+        "report": await _report(visit, next((each for each in versions if each.row.id == wanted),
+                                            None)),
         "may": bool(project) and visit.may(Right.ADAPTERS, project),
     }  # fmt: skip
 
@@ -86,15 +90,22 @@ def _alias(row: AdapterAlias, named: Mapping[str, str]) -> Alias:
     return Alias(row, named.get(row.adapter_id, row.adapter_id), canary, previous)
 
 
-async def _report(visit: Visit, rows: Sequence[Adapter]) -> dict[str, Any] | None:
-    """What was accepted of the version that the address names, and what its canary showed."""
-    row = next((each for each in rows if each.id == visit.query.get("version")), None)
-    if row is None:
+async def _report(visit: Visit, version: Version | None) -> dict[str, Any] | None:
+    """What was accepted of the version that the address names, and what its canary showed; where it
+    is, and how fast it answered this month under each of its names."""
+    if version is None:
         return None
+    row = version.row
     await visit.session.refresh(row, ["report"])
+    month = timespan_of({"range": "month"}, visit.zone, visit.now)
+    paces = PaceRepository(visit.session, visit.organisation)
+    called = {row.name, version.reference, *version.names}
+    counted = await paces.by_model(month.window, row.project_id, called)
     found = orjson.loads(row.report) if row.report else {}
     text = orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
-    return {"of": f"{row.name}@{row.version}", "digest": row.digest, "text": text}
+    return {"of": f"{row.name}@{row.version}", "digest": row.digest, "text": text,
+            "engines": await closeness(visit.sources.fleet.members, row.digest),
+            "speeds": speeds(counted)}  # fmt: skip
 
 
 ADAPTERS = Page(

@@ -4,7 +4,7 @@ Those of all are kept by day as well: nobody could wait while every tenant's are
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -67,6 +67,23 @@ class PaceRepository:
         found: dict[str, dict[int, int]] = {}
         for kind, step, requests in await self._session.execute(statement):
             found.setdefault(kind, {})[step] = int(requests)
+        return found
+
+    async def by_model(
+        self, window: Window, project: str, models: Collection[str]
+    ) -> dict[str, dict[str, dict[int, int]]]:
+        """Model -> kind -> step -> requests, of one project's requests by these names."""
+        pace = UsagePace
+        statement = (
+            select(pace.model, pace.kind, pace.step, func.sum(pace.requests))
+            .where(pace.slot >= window.start, pace.slot < window.end)
+            .where(pace.organisation_id == self._organisation, pace.project_id == project)
+            .where(pace.model.in_(models))
+            .group_by(pace.model, pace.kind, pace.step)
+        )
+        found: dict[str, dict[str, dict[int, int]]] = {}
+        for model, kind, step, requests in await self._session.execute(statement):
+            found.setdefault(model, {}).setdefault(kind, {})[step] = int(requests)
         return found
 
     def _facts(self, window: Window) -> Subquery:
