@@ -6,10 +6,12 @@ One stream of greedy answers to those prompts of ``tests/e2e/json_prompts.txt`` 
 so that no drafter has learned from them, and to requests for a passage of
 ``engine/demo/text/evaluation.txt`` word for word. No scheduler: every pass after the prompt's
 verifies drafts, whether they pay or not. Counts alone, no times, so it does not matter what else
-the machine does. The answers of all methods have to be the same.
+the machine does. Answers are those without drafts, except where the two best tokens all but tie and
+a product over more rows rounds otherwise (``--deterministic`` leaves no exception).
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import tokenizers
 
-from bench.cpu_rows import table, write
+from bench.cpu_rows import read, table, write
 from engine.bench.rows import Row
 from engine.composition import build_runner
 from engine.config import Device, EngineConfig
@@ -30,14 +32,11 @@ from engine.speculation.proposer import Ask
 from engine.speculation.settings import Method, SpeculationSettings
 from engine.step import Chunk, Draw, StepPlan
 
+NAME = "speculation"  # of the file of results
 GREEDY = Sampling(temperature=0.0)
 PROMPTS = Path("tests/e2e/json_prompts.txt")
 COPY = "Repeat this text word for word:\n\n{}"
-PASSAGES, PASSAGE = 12, 320  # of characters
-
-
-class AnswersDiffer(RuntimeError):
-    """A method changed what is said: its figures are worth nothing."""
+PASSAGES, PASSAGE = 8, 240  # of characters
 
 
 @dataclass(slots=True)
@@ -133,7 +132,9 @@ def requests(checkpoint: Path) -> dict[str, list[list[int]]]:
     }
 
 
-def methods(folder: Path, drafts: int) -> dict[str, SpeculationSettings | None]:
+def methods(
+    folder: Path, drafts: int, wanted: Sequence[str]
+) -> dict[str, SpeculationSettings | None]:
     found: dict[str, SpeculationSettings | None] = {
         "plain": None,
         "ngram": SpeculationSettings(
@@ -144,12 +145,23 @@ def methods(folder: Path, drafts: int) -> dict[str, SpeculationSettings | None]:
         if (folder / name).is_dir():
             path = str(folder / name)
             found[str(method)] = SpeculationSettings(method=method, tokens=drafts, model=path)
-    return found
+    return {name: settings for name, settings in found.items() if name in (wanted or found)}
 
 
-def rows(name: str, kind: str, tally: Tally) -> list[Row]:
+def keep(found: list[Row], methods: Sequence[str]) -> Path:
+    """Beside the stored rows of other methods."""
+    others = [row for row in read(NAME) if str(row["metric"]).partition(",")[0] not in methods]
+    path = write(found, NAME, ["torch"])
+    path.write_text(json.dumps([*others, *read(NAME)], indent=1) + "\n")
+    return path
+
+
+def rows(name: str, kind: str, tally: Tally, plain: list[list[int]] | None) -> list[Row]:
     found = [("tokens a pass", tally.tokens / tally.passes, "tokens")]
     if tally.verified:
+        if plain is not None:
+            same = sum(map(list.__eq__, tally.answers, plain))
+            found.append(("answers as without drafts", same / len(plain), ""))
         found.append(("drafts kept a verifying pass", tally.kept / tally.verified, "tokens"))
         found.append(("share of drafts kept", tally.kept / tally.drafts, ""))
         found.append(("passes that verify", tally.verified / tally.passes, ""))
@@ -178,29 +190,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--speculators", type=Path, required=True, help="made by demo-speculators")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--drafts", type=int, default=3, help="that a pass verifies, at most")
+    parser.add_argument("--methods", nargs="+", default=[], help="all if not given")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--threads", type=int, help="compute threads")
     parser.add_argument("--prompts", type=int, help="of each kind, the first; all if not given")
     options = parser.parse_args(arguments)
     asked = requests(options.model)
     found, plain = list[Row](), dict[str, list[list[int]]]()
-    for name, settings in methods(options.speculators, options.drafts).items():
+    chosen = methods(options.speculators, options.drafts, options.methods)
+    for name, settings in chosen.items():
         stream = Stream(
             EngineConfig(
                 model=str(options.model), device=Device.CPU, speculation=settings,
                 max_model_len=2048, threads=options.threads,
+                deterministic=options.deterministic,
             )
         )  # fmt: skip
         for kind, prompts in asked.items():
             tally = Tally()
             for prompt in prompts[: options.prompts]:
                 stream.answer(prompt, options.tokens, tally)
-            if plain.setdefault(kind, tally.answers) != tally.answers:
-                raise AnswersDiffer(f"{name} on {kind}")
-            found += rows(name, kind, tally)
+            if settings is None:
+                plain[kind] = tally.answers
+            found += rows(name, kind, tally, plain.get(kind))
             print(name, kind, f"{tally.tokens / tally.passes:.3f} tokens a pass", flush=True)
     print(table(found))
     if options.prompts is None:
-        print(f"written to {write(found, 'speculation', ['torch'])}")
+        print(f"written to {keep(found, list(chosen))}")
     return 0
 
 
