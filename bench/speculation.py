@@ -132,6 +132,11 @@ def requests(checkpoint: Path) -> dict[str, list[list[int]]]:
     }
 
 
+def spread(prompts: list[list[int]], count: int | None) -> list[list[int]]:
+    """So many of them, from the first to the last."""
+    return prompts[:: max(1, len(prompts) // (count or len(prompts)))][:count]
+
+
 def methods(
     folder: Path, drafts: int, wanted: Sequence[str]
 ) -> dict[str, SpeculationSettings | None]:
@@ -193,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", default=[], help="all if not given")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--threads", type=int, help="compute threads")
-    parser.add_argument("--prompts", type=int, help="of each kind, the first; all if not given")
+    parser.add_argument("--prompts", type=int, help="of each kind; all if not given")
     options = parser.parse_args(arguments)
     asked = requests(options.model)
     found, plain = list[Row](), dict[str, list[list[int]]]()
@@ -208,15 +213,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         for kind, prompts in asked.items():
             tally = Tally()
-            for prompt in prompts[: options.prompts]:
+            for prompt in spread(prompts, options.prompts):
                 stream.answer(prompt, options.tokens, tally)
             if settings is None:
                 plain[kind] = tally.answers
             found += rows(name, kind, tally, plain.get(kind))
             print(name, kind, f"{tally.tokens / tally.passes:.3f} tokens a pass", flush=True)
     print(table(found))
-    if options.prompts is None:
-        print(f"written to {keep(found, list(chosen))}")
+    print(f"written to {keep(found, list(chosen))}")
     return 0
 
 

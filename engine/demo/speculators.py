@@ -3,7 +3,7 @@
     python -m engine.demo.speculators CHECKPOINT OUT [draft|eagle3 ...]
 
 The base talks first (``own_words``); both then learn from what it said. OUT/said.json keeps that,
-so that training again need not wait for it. Needs the ``train`` extra; some 25 minutes of one core.
+so that training again need not wait for it. Needs the ``train`` extra; a quarter of an hour of one core.
 """
 
 import argparse
@@ -29,7 +29,7 @@ NAMES = ("draft", "eagle3")
 SAID = "said.json"
 _OWN_QUESTIONS = 192
 _GREEDY = Manner(tokens=96, temperature=0.0)
-_EPOCHS = 4
+_EPOCHS = {"draft": 2, "eagle3": 4}
 _END = "<|im_end|>"
 
 
@@ -59,10 +59,10 @@ def make(checkpoint: Path, out: Path, names: list[str], progress: Progress) -> N
         target, said, eagle_head.LAYERS, lambda done: progress("Listening to the base", done)
     )
     if "eagle3" in names:
-        head, tokens = eagle_head.train(target, recordings, _EPOCHS, progress)
+        head, tokens = eagle_head.train(target, recordings, _EPOCHS["eagle3"], progress)
         eagle_head.save(head, tokens, target.config, out / "eagle3")
     if "draft" in names:
-        model = draft_model.train(target, recordings, _EPOCHS, progress)
+        model = draft_model.train(target, recordings, _EPOCHS["draft"], progress)
         draft_model.save(model, checkpoint, out / "draft")
 
 
