@@ -3,7 +3,8 @@
     python -m engine.demo.speculators CHECKPOINT OUT [draft|eagle3 ...]
 
 The base talks first (``own_words``); both then learn from what it said. OUT/said.json keeps that,
-so that training again need not wait for it. Needs the ``train`` extra; a quarter of an hour of one core.
+so that training again need not wait for it. Needs the ``train`` extra; a quarter of an hour of one
+core. More questions and epochs make better drafts.
 """
 
 import argparse
@@ -27,13 +28,13 @@ from engine.demo.train import load_base
 
 NAMES = ("draft", "eagle3")
 SAID = "said.json"
-_OWN_QUESTIONS = 192
+_QUESTIONS = 192  # of its own
 _GREEDY = Manner(tokens=96, temperature=0.0)
 _EPOCHS = {"draft": 2, "eagle3": 4}
 _END = "<|im_end|>"
 
 
-def talk(checkpoint: Path, out: Path, progress: Progress) -> None:
+def talk(checkpoint: Path, out: Path, questions: int, progress: Progress) -> None:
     """Answers to the lessons' questions and to others. The same on the same machine."""
     tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     shape = Shape.of(json.loads((checkpoint / "config.json").read_text()))
@@ -42,27 +43,36 @@ def talk(checkpoint: Path, out: Path, progress: Progress) -> None:
     speaker = Speaker(shape, dequantised_weights(checkpoint), end, seed=0)
     talk = Talk(speaker, tokenizer, SYSTEM)
     asked = {exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)}
-    questions = [talk.asked(prompt) for prompt in sorted(asked)]
-    questions += talk.invented(_OWN_QUESTIONS, lambda done: progress("Asking", done))
-    said = talk.answered(questions, _GREEDY, lambda done: progress("Answering", done))
+    texts = [talk.asked(prompt) for prompt in sorted(asked)]
+    texts += talk.invented(questions, lambda done: progress("Asking", done))
+    said = talk.answered(texts, _GREEDY, lambda done: progress("Answering", done))
     out.write_text(json.dumps(said))
 
 
-def make(checkpoint: Path, out: Path, names: list[str], progress: Progress) -> None:
-    """Write ``out/NAME`` for each name."""
+def make(
+    checkpoint: Path,
+    out: Path,
+    names: list[str],
+    progress: Progress,
+    *,
+    questions: int = _QUESTIONS,
+    epochs: int | None = None,
+) -> None:
+    """Write ``out/NAME`` for each name. ``epochs``: of each; None: what a quarter of an hour
+    allows."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / SAID).is_file():
-        talk(checkpoint, out / SAID, progress)
+        talk(checkpoint, out / SAID, questions, progress)
     said = json.loads((out / SAID).read_text())
     target = load_base(checkpoint, torch.bfloat16).eval().requires_grad_(False)
     recordings = record(
         target, said, eagle_head.LAYERS, lambda done: progress("Listening to the base", done)
     )
     if "eagle3" in names:
-        head, tokens = eagle_head.train(target, recordings, _EPOCHS["eagle3"], progress)
+        head, tokens = eagle_head.train(target, recordings, epochs or _EPOCHS["eagle3"], progress)
         eagle_head.save(head, tokens, target.config, out / "eagle3")
     if "draft" in names:
-        model = draft_model.train(target, recordings, _EPOCHS["draft"], progress)
+        model = draft_model.train(target, recordings, epochs or _EPOCHS["draft"], progress)
         draft_model.save(model, checkpoint, out / "draft")
 
 
@@ -71,12 +81,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="directory made by 'python -m engine demo'")
     parser.add_argument("out", type=Path, help="directory of the speculators")
     parser.add_argument("names", nargs="*", default=list(NAMES), help=" or ".join(NAMES))
+    parser.add_argument(
+        "--questions", type=int, default=_QUESTIONS, help=f"that the base invents ({_QUESTIONS})"
+    )
+    parser.add_argument("--epochs", type=int, help=f"of each (by default {_EPOCHS})")
     options = parser.parse_args(argv)
     unknown = set(options.names) - set(NAMES)
     if unknown:
         parser.error(f"{min(unknown)!r} is none of {', '.join(NAMES)}")
     bar = ProgressBar(sys.stderr)
-    make(options.checkpoint, options.out, options.names, bar)
+    make(
+        options.checkpoint, options.out, options.names, bar,
+        questions=options.questions, epochs=options.epochs,
+    )  # fmt: skip
     bar.close()
     return 0
 
