@@ -38,6 +38,7 @@ from kernels.tuning import choose, decode_splits
 
 _LOG2_E = 1.4426950408889634
 _PARTS = 16  # of a context, joined at once
+_TALL = 64  # rows of a tile, beyond which it takes the registers of more warps
 _SPAN = 8  # tiles of keys in a part when the result must not depend on the batch
 
 
@@ -386,6 +387,7 @@ def _paged_decode_triton(
     splits = cdiv(tiles, span) if span else decode_splits(B, KVH, tiles, q.device)
     shape = {"Q": queries, "D": D, "WINDOW": window, "SPAN": span, "BLOCK_N": config.columns}
     block_d = max(MIN_DOT, next_power_of_2(D))
+    height = max(config.rows, next_power_of_2(queries * QH // KVH))
     parts, lse = out, out
     if splits > 1:
         parts = torch.empty((B * queries, splits, QH, D), dtype=torch.float32, device=q.device)
@@ -414,10 +416,10 @@ def _paged_decode_triton(
         PARTED=splits > 1,
         G=QH // KVH,
         PS=PS,
-        BLOCK_G=max(config.rows, next_power_of_2(queries * QH // KVH)),
+        BLOCK_G=height,
         BLOCK_D=block_d,
         CT=compute_type(q.dtype if magnitudes is None else torch.float16),
-        num_warps=config.warps,
+        num_warps=config.warps if height <= _TALL else 2 * config.warps,
         num_stages=config.stages,
         **shape,
         **chained(q),
