@@ -1,15 +1,24 @@
 """Two engine cores on fakes, one that computes prompts for the other, driven pass by pass."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from engine.core import Heard
 from engine.handoff.news import News
 from engine.protocol import Finish, Forgo, Role, Submit, Ticket
+from engine.sequence import Sequence
+from engine.speculation.settings import Method, SpeculationSettings
 from tests.engine.harness import Harness, config, submit
+from tests.fakes.grammars import FakeGrammars
 from tests.fakes.handoffs import POOL, FakeTransfer, Link
+from tests.fakes.proposer import FakeProposer
 from tests.fakes.runner import alone, build
 
 SECRET = b"s" * 16
+
+
+def _running(engine: Harness) -> list[Sequence]:
+    return engine.core.scheduler.runs
 
 
 def ticket(name: str, to: str = "") -> Ticket:
@@ -40,14 +49,26 @@ class Pair:
     giver_pages: int = 64
     taker_pages: int = 64
     slots: int = 4
+    grammars: bool = False
+    drafts: bool = False  # both speculate, and guess wrong every third time
     settings: dict[str, object] = field(default_factory=dict)
     wanted: dict[str, Submit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        proposers = [FakeProposer(wrong=lambda position: position % 3 == 0) for _ in range(2)]
         gives, takes = (
-            build(num_pages=pages, ahead=self.ahead, max_model_len=128)
-            for pages in (self.giver_pages, self.taker_pages)
+            build(
+                num_pages=pages,
+                ahead=self.ahead,
+                max_model_len=128,
+                grammars=FakeGrammars() if self.grammars else None,
+                proposer=proposer if self.drafts else None,
+            )
+            for pages, proposer in zip((self.giver_pages, self.taker_pages), proposers, strict=True)
         )
+        if self.drafts:
+            speculation = SpeculationSettings(method=Method.NGRAM, tokens=3)
+            self.settings = {**self.settings, "speculation": speculation}
         giving = FakeTransfer(gives.memory, self.slots, pool=POOL if self.direct else b"")
         taking = FakeTransfer(takes.memory, self.slots, other=giving if self.direct else None)
         self.link = Link(taking, giving, self._tell_taker, self._tell_giver)
@@ -58,6 +79,8 @@ class Pair:
         )
         listening = {"role": Role.DECODE, "handoff_listen": "tcp:taker:1"}
         self.taker = Harness(config(**listening, **self.settings), takes, wire=self.link.taker)
+        for proposer, engine in zip(proposers, (self.giver, self.taker), strict=True):
+            proposer.running = partial(_running, engine)
 
     def _tell_taker(self, news: News) -> None:
         assert self.taker.core.inbox.put(Heard(-1, news))

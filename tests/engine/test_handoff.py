@@ -7,6 +7,8 @@ from engine.protocol import Cancel, Finish, RefusalCode, Role, Sampling, Submit,
 from engine.sequence import Phase
 from tests.engine.handing import SECRET, Pair, ticket
 from tests.engine.harness import Harness, submit
+from tests.fakes.grammars import FakeGrammars
+from tests.fakes.runner import build, logprob
 
 LONG = [3 + i % 90 for i in range(45)]  # eleven pages and a token
 
@@ -45,6 +47,33 @@ def test_adapters_seeds_and_several_choices_are_the_takers_own(how: dict[str, bo
     assert len({tuple(pair.taker.tokens("many", index)) for index in range(3)}) == 3
     assert pair.right("many")
     assert pair.outcome("took", "done") == 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_grammar_holds_the_token_that_came_and_goes_on_behind_it(ahead: bool) -> None:
+    pair = Pair(ahead=ahead, grammars=True)
+    pair.submit("r", LONG, 20, grammar="7/3", logprobs=0)
+    pair.run()
+    alone = Harness(parts=build(max_model_len=128, grammars=FakeGrammars()))
+    alone.submit("r", LONG, 20, grammar="7/3", logprobs=0)
+    alone.run()
+    assert pair.taker.tokens("r") == alone.tokens("r")
+    assert len(alone.tokens("r")) == 7
+    told = [one for output in pair.taker.outputs[0, "r"] for one in output.logprobs or ()]
+    assert told == [logprob(token) for token in alone.tokens("r")]
+    assert pair.finish("r") is Finish.STOP
+    assert pair.outcome("took", "done") == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_drafts_go_on_behind_the_token_that_came(ahead: bool) -> None:
+    pair = Pair(ahead=ahead, drafts=True)
+    for number in range(6):
+        pair.submit(f"r{number}", [number + 3, *LONG], 30, seed=number)
+        pair.run()
+        assert pair.right(f"r{number}")
+    assert any(chunk.drafts for plan in pair.taker.parts.runner.plans for chunk in plan.chunks)
+    assert pair.outcome("took", "done") == 6
 
 
 def test_what_either_engine_knows_already_is_neither_computed_nor_sent() -> None:

@@ -22,12 +22,14 @@ class Handing(RuleBasedStateMachine):
 
     @initialize(
         ahead=st.booleans(), direct=st.booleans(), giver=st.sampled_from([24, 60]),
-        taker=st.sampled_from([24, 60]), slots=st.sampled_from([1, 4]),
+        taker=st.sampled_from([24, 60]), slots=st.sampled_from([1, 4]), drafts=st.booleans(),
     )  # fmt: skip
-    def start(self, *, ahead: bool, direct: bool, giver: int, taker: int, slots: int) -> None:
+    def start(
+        self, *, ahead: bool, direct: bool, giver: int, taker: int, slots: int, drafts: bool
+    ) -> None:
         self.pair = Pair(
             ahead=ahead, direct=direct, giver_pages=giver, taker_pages=taker, slots=slots,
-            settings={"handoff_timeout_s": 0.5},
+            drafts=drafts, settings={"handoff_timeout_s": 0.5},
         )  # fmt: skip
         self.dice = random.Random(0)
         self.asked: list[str] = []
