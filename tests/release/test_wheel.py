@@ -29,7 +29,7 @@ pytestmark = [
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     built = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
-    subprocess.run([*built, str(ROOT)], check=True, timeout=600)
+    subprocess.run([*built, str(ROOT)], check=True, timeout=600, env=clean())
     (found,) = folder.glob("*.whl")
     return found
 
@@ -40,11 +40,13 @@ def programs(wheel: Path) -> Path:
     place = Path(PLACE or "").expanduser().resolve()
     venv.create(place, with_pip=True, clear=True)
     pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, f"{wheel}[gateway,engine]"], check=True, timeout=3600)
+    asked = [*pip, f"{wheel}[gateway,engine]"]
+    subprocess.run(asked, check=True, timeout=3600, env=clean(), cwd=place)
     return place / "bin"
 
 
 def clean() -> dict[str, str]:
+    """An environment in which our checkout is nowhere to be found, also not by pip."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
