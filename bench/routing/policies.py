@@ -11,6 +11,8 @@ from gateway.fleet.router import Router, Wish
 class Policy(Protocol):
     """One gateway's."""
 
+    def __init__(self, gateways: int = 1) -> None: ...
+
     def follow(self, engines: Sequence[SimEngine]) -> None:
         """These are there now; they are looked at anew."""
         ...
@@ -19,8 +21,8 @@ class Policy(Protocol):
 
 
 class Ours:
-    def __init__(self) -> None:
-        self._router: Router[SimEngine] = Router()
+    def __init__(self, gateways: int = 1) -> None:
+        self._router: Router[SimEngine] = Router(gateways=gateways)
         self._known: set[SimEngine] = set()
 
     def follow(self, engines: Sequence[SimEngine]) -> None:
@@ -39,7 +41,7 @@ class Ours:
 
 
 class Random:
-    def __init__(self) -> None:
+    def __init__(self, gateways: int = 1) -> None:
         self._random = random.Random(2)
         self._engines: Sequence[SimEngine] = ()
 
@@ -51,7 +53,7 @@ class Random:
 
 
 class RoundRobin:
-    def __init__(self) -> None:
+    def __init__(self, gateways: int = 1) -> None:
         self._next = 0
         self._engines: Sequence[SimEngine] = ()
 
@@ -66,8 +68,8 @@ class RoundRobin:
 class LeastLoaded:
     """By what engines told last, and what it has sent since."""
 
-    def __init__(self) -> None:
-        self._ours = Ours()
+    def __init__(self, gateways: int = 1) -> None:
+        self._ours = Ours(gateways)
 
     def follow(self, engines: Sequence[SimEngine]) -> None:
         self._ours.follow(engines)

@@ -23,7 +23,7 @@ class Seen:
     prompt_tokens: int = 0
     found_tokens: int = 0
     first_s: list[float] = field(default_factory=list)
-    decisions_ns: list[int] = field(default_factory=list)
+    wall_ns: list[int] = field(default_factory=list)
     cpu_ns: list[int] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)  # the busiest engine's load over the mean
 
@@ -48,7 +48,7 @@ class Simulation:
             engine = gateway.choose(arrival.wish)
             if timed:
                 seen.cpu_ns.append(time.thread_time_ns() - cpu)
-                seen.decisions_ns.append(time.perf_counter_ns() - wall)
+                seen.wall_ns.append(time.perf_counter_ns() - wall)
             warm, found, first, last = engine.take(arrival)
             heappush(self._ends, (arrival.at + last, self._served, engine))
             seen.requests += 1

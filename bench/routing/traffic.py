@@ -4,6 +4,7 @@ import random
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import accumulate
 
 from gateway.fleet.router import Wish
@@ -75,7 +76,8 @@ class Traffic:
     def _begun(self, number: int) -> Conversation:
         adapter = bisect(self._weights, self._random.random() * self._weights[-1])
         system = [(adapter * 31 + i) % 32_000 for i in range(SYSTEM)]
-        return Conversation(number, adapter, f"adapter-{adapter}", f"tenant-{adapter // 8}", system)
+        digest = sha256(b"%d" % adapter).hexdigest()
+        return Conversation(number, adapter, digest, f"tenant-{adapter // 8}", system)
 
     def _say(self, said: Conversation, tokens: int) -> None:
         room = max(LONGEST - len(said.tokens), 0)

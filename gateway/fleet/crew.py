@@ -10,6 +10,7 @@ from gateway.fleet.handoffs import HandoffRule, Handoffs, gives_only
 from gateway.fleet.member import Member
 from gateway.fleet.router import Router, Wish
 
+MOST_GATEWAYS = 16.0
 RETRY_SECONDS = 1.0  # what a client is told to wait when no engine answers
 
 
@@ -43,7 +44,15 @@ class Crew:
         for member in self.members:
             if member.usable and not gives_only(member):
                 self._router.join(member)
+        self._router.gateways = self._gateways()
         self._router.refresh()
+
+    def _gateways(self) -> float:
+        """That send to these engines, by what runs there beside what is ours."""
+        clients = [client for member in self.members if (client := member.client) is not None]
+        ours = sum(client.open for client in clients)
+        told = sum(load.running + load.waiting for c in clients if (load := c.load) is not None)
+        return min(max(told / ours, 1.0), MOST_GATEWAYS) if ours else 1.0
 
     @property
     def ready(self) -> list[Member]:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 MOST = 1 << 17  # beginnings that are remembered
 DEEPEST = 32  # pages; conversations that agree for longer are one
-STRIDE = 4  # past the first page, of how many tokens one is looked at
+STRIDE = 8  # past the first page, of how many tokens one is looked at
 
 S = TypeVar("S")
 

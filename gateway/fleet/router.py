@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from gateway.fleet.prefixes import Prefixes
 
 SATURATED = 0.90  # share of what an engine runs at a time
-RELAXED = 0.25  # an engine below this takes what it is best for, however idle the others are
+RELAXED = 0.20  # an engine below this takes what it is best for, however idle the others are
 SPREAD = 1.25  # beyond that, how far above the mean load it may be
 SMALL = 16  # engines that are looked at before every decision
 SAMPLED = 4  # of many warm engines, how many are compared
@@ -71,6 +72,7 @@ class Seat(Generic[C]):
 @dataclass(slots=True)
 class Router(Generic[C]):
     page_tokens: int = 64
+    gateways: float = 1.0  # that send to these engines, as far as can be told
     _seats: list[Seat[C]] = field(default_factory=list)
     _by_member: dict[Hashable, Seat[C]] = field(default_factory=dict)
     _warm: dict[str, list[Seat[C]]] = field(default_factory=dict)
@@ -133,7 +135,8 @@ class Router(Generic[C]):
             self.leave(seat.member)
         if seat is None:
             return None
-        self._weigh(seat, seat.load + seat.member.share)
+        # Others see what we see and choose alike: what they send meanwhile is told later.
+        self._weigh(seat, seat.load + seat.member.share * self.gateways)
         self._prefixes.note(keys, seat)
         return seat.member
 
@@ -145,7 +148,9 @@ class Router(Generic[C]):
         if digest is not None:
             if (warm := self._warmest(digest, tried)) is not None:
                 return warm
-            return self._winner(_stable(digest), tried)
+            # Where all that have it are busy, one new engine for everybody would be the next.
+            crowded = digest in self._warm
+            return self._winner(_drawn() if crowded else _of_digest(digest), tried)
         if keys:
             return self._winner(np.uint32(keys[-1] & 0xFFFFFFFF), tried)
         return self._idlest(tried)
@@ -168,10 +173,13 @@ class Router(Generic[C]):
         scores = now.scores
         np.bitwise_xor(now.keys, key, scores)
         np.multiply(scores, MIX, scores)
+        seat = self._seats[int(scores.argmax())]
+        if self._takes(seat, tried):
+            return seat
         np.bitwise_and(scores, now.open, scores)
         for member in tried:
-            if (seat := self._by_member.get(id(member))) is not None:
-                scores[seat.place] = 0
+            if (other := self._by_member.get(id(member))) is not None:
+                scores[other.place] = 0
         best = int(scores.argmax())
         return self._seats[best] if scores[best] else self._idlest(tried)
 
@@ -238,6 +246,15 @@ def _salt(wish: Wish) -> int:
     if wish.digest is not None:
         return hash((wish.tenant, wish.digest))
     return int(_stable(wish.tenant)) if wish.tokens else 0
+
+
+def _of_digest(digest: str) -> np.uint32:
+    """It is a hash already."""
+    return np.uint32(crc32(digest.encode("utf-8", "replace")))
+
+
+def _drawn() -> np.uint32:
+    return np.uint32(random.getrandbits(32))
 
 
 def _stable(text: str) -> np.uint32:

@@ -34,17 +34,17 @@ WARM = frozenset({"d1"})
 
 
 def test_prefers_an_engine_that_already_holds_the_adapter():
-    cold, warm = FakeMember("a"), FakeMember("b", load=0.2, resident=WARM)
+    cold, warm = FakeMember("a"), FakeMember("b", load=0.15, resident=WARM)
     assert router_of(cold, warm).choose(Wish("d1")) is warm
 
 
 def test_spills_to_a_colder_engine_when_the_warm_one_is_saturated():
-    cold, warm = FakeMember("a", load=0.2), FakeMember("b", load=0.97, resident=WARM)
+    cold, warm = FakeMember("a", load=0.15), FakeMember("b", load=0.97, resident=WARM)
     assert router_of(cold, warm).choose(Wish("d1")) is cold
 
 
 def test_takes_the_least_loaded_of_several_warm_ones():
-    busy, idle = FakeMember("a", 0.2, WARM), FakeMember("b", 0.1, WARM)
+    busy, idle = FakeMember("a", 0.15, WARM), FakeMember("b", 0.1, WARM)
     assert router_of(busy, idle).choose(Wish("d1")) is idle
 
 
@@ -110,7 +110,7 @@ def test_a_popular_adapter_spreads_and_no_engine_is_far_above_the_mean():
     assert max(member.load for member in members) <= 0.5 * 1.25 + 1 / 256
 
 
-def test_below_a_quarter_of_its_room_an_engine_keeps_its_adapter_to_itself():
+def test_below_a_fifth_of_its_room_an_engine_keeps_its_adapter_to_itself():
     members = fleet_of(5, share=1 / 256)
     router = router_of(*members)
     first = router.choose(Wish("d1"))
@@ -129,7 +129,7 @@ def test_a_conversation_goes_back_to_where_it_was():
     for seed in range(20):
         turn = conversation(seed, 3)
         first = router.choose(Wish("d1", "acme", turn))
-        first.load = 0.2  # others are idler
+        first.load = 0.15  # others are idler
         assert router.choose(Wish("d1", "acme", [*turn, *range(200)])) is first
         first.load = 0.0
 
@@ -139,7 +139,7 @@ def test_of_two_conversations_that_begin_alike_each_goes_back_to_its_own():
     router = router_of(one, other)
     begin = conversation(1, 2)
     mine, theirs = begin + conversation(2, 4), begin + conversation(3, 4)
-    other.load = 0.2
+    other.load = 0.15
     assert router.choose(Wish("d1", "acme", mine)) is one
     one.load, other.load = 0.9, 0.0
     assert router.choose(Wish("d1", "acme", theirs)) is other
