@@ -44,10 +44,12 @@ PEPPERS = Peppers.parse("1:" + "ab" * 32, "bench")
 TENANT_PAGES = (
     "/", "/?range=30d", "/?range=90d", "/explore?range=30d", "/explore?range=90d&by=key",
     "/explore?range=30d&by=customer&zone=Asia/Kathmandu", "/explore?range=90d&format=csv",
-    "/quotas", "/budgets", "/account",
+    "/requests?range=30d", "/requests?range=30d&status=failed", "/billing", "/quotas", "/budgets",
+    "/adapters", "/people", "/keys", "/audit", "/account",
 )  # fmt: skip
-OPERATOR_PAGES = ("/", "/?range=30d", "/explore?range=30d&by=organisation", "/organisations",
-                  "/health")  # fmt: skip
+OPERATOR_PAGES = ("/", "/?range=30d", "/?range=90d", "/?range=30d&zone=Asia/Kathmandu",
+                  "/explore?range=30d", "/explore?range=30d&by=organisation",
+                  "/explore?range=90d&by=organisation", "/organisations", "/health")  # fmt: skip
 
 
 @asynccontextmanager
