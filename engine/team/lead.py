@@ -142,6 +142,8 @@ class Lead:
             follower.wire.shut()
             follower.supply.shut()
         for follower in self._followers:
+            if self._lost is not None:
+                follower.process.kill()  # it may wait for the one that is lost
             try:
                 follower.process.wait(END_S)
             except subprocess.TimeoutExpired:

@@ -14,8 +14,9 @@ from engine.errors import ConfigError, MemberLost
 from engine.speculation.settings import SpeculationSettings
 from engine.step import StepPlan
 from engine.team.adapters import TeamAdapters
-from tests.engine.checkpoints import Layout, Shape, write_checkpoint
+from tests.engine.checkpoints import Layout, Shape
 from tests.engine.rig import chunk, draw
+from tests.engine.seeing_checkpoints import TOKEN, image_at, seen, write_seeing
 
 MODEL = Shape(heads=4, kv_heads=2, head_dim=32)
 PAGES = 22  # few: sequences have to yield, adapters to leave
@@ -48,7 +49,7 @@ def answers(engine):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     layout = Layout("gptq", 32, act_order=True)
-    return write_checkpoint(tmp_path_factory.mktemp("team"), MODEL, layout).path
+    return write_seeing(tmp_path_factory.mktemp("team") / "m", layout=layout, shape=MODEL).path
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,22 @@ def test_pages_come_back_from_every_members_memory(path, team):
     again = logprobs(prompts[0], start=29)
     assert again.token == expected.token
     assert again.logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-5)
+
+
+def test_what_the_lead_sees_every_member_computes_with(path, team):
+    prompt = team.random_prompt(40, seed=3)
+    prompt[5:21] = [TOKEN] * 16
+
+    def told(built, seed):
+        images = seen([image_at(5, seed)], 0, 40)
+        asks = chunk(prompt, [0, 1, 2], draw=draw(), images=images, prompt_logprobs=1)
+        (drawn,) = built.runner.launch(StepPlan([asks])).wait().drawn
+        return [fact.logprob for fact in drawn.prompt_logprobs]
+
+    alone = build_runner(settings(path, 1))
+    expected = told(alone, 0)
+    assert told(team.built, 0) == pytest.approx(expected, abs=1e-4)
+    assert told(team.built, 1) != pytest.approx(expected, abs=1e-2)
 
 
 def test_a_follower_that_is_killed_ends_the_engine_with_the_reason(team):
