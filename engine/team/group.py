@@ -58,12 +58,17 @@ class Group:
     def total(
         self, planes: torch.Tensor, addend: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """[1, T, H] of ``dtype``, of addends on every member: [P, T, H], and perhaps one more."""
+        """[1, T, H] of ``dtype``, of addends on every member: [P, T, H], and perhaps one more.
+
+        Takes the memory of planes where there is but one.
+        """
         cuda = self._device.type == "cuda"
         size = planes.shape[-2] * planes.shape[-1] * dtype.itemsize
         if self._peers is not None and size <= self._most:
             return peer_sum(planes, addend, self._peers, dtype).unsqueeze(0)
-        own = summed(planes, addend, dtype if cuda else torch.float32)
+        kind = dtype if cuda else torch.float32
+        alone = len(planes) == 1 and addend is None and planes.dtype == kind
+        own = planes[0].contiguous() if alone else summed(planes, addend, kind)
         dist.all_reduce(own)
         return own.to(dtype).unsqueeze(0)
 
