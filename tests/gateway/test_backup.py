@@ -152,19 +152,33 @@ def small(tmp_path: Path) -> Path:
 
 def test_a_restored_log_goes_on_behind_what_the_database_had_settled(small: Path, tmp_path: Path):
     """Else its first records would seem settled, and would never be billed."""
-    log = UsageLog(small / "usage")
-    url = f"sqlite+aiosqlite:///{small / 'loratorio.db'}"
-
-    async def move() -> None:
-        database = Database(url)
-        async with database.unit_of_work() as session:
-            await LedgerRepository(session).move(log.id, Position(7, 4096))
-        await database.close()
-
-    asyncio.run(move())
+    settle_to(7, UsageLog(small / "usage"), f"sqlite+aiosqlite:///{small / 'loratorio.db'}")
     assert main(["backup", str(tmp_path / "b"), "--data-dir", str(small)]) == 0
     assert main(["restore", str(tmp_path / "b"), "--data-dir", str(tmp_path / "new")]) == 0
     assert max(UsageLog(tmp_path / "new" / "usage").segments()) == 7
+
+
+def settle_to(segment: int, log: UsageLog, url: str) -> None:
+    async def move() -> None:
+        database = Database(url)
+        async with database.unit_of_work() as session:
+            await LedgerRepository(session).move(log.id, Position(segment, 4096))
+        await database.close()
+
+    asyncio.run(move())
+
+
+def test_a_data_directory_goes_back_beside_a_database_that_was_restored_by_itself(tmp_path: Path):
+    data, books = tmp_path / "data", tmp_path / "books.db"
+    where = ["--database-url", f"sqlite:///{books}", "--data-dir"]
+    assert main(["tenant", "create", "acme", *where, str(data)]) == 0
+    log = UsageLog(data / "usage")
+    words = ["backup", str(tmp_path / "b"), "--without-database", *where, str(data)]
+    assert main(words) == 0
+    settle_to(9, log, f"sqlite+aiosqlite:///{books}")
+    assert main(["restore", str(tmp_path / "b"), *where, str(tmp_path / "new")]) == 0
+    assert UsageLog(tmp_path / "new" / "usage").id == log.id
+    assert max(UsageLog(tmp_path / "new" / "usage").segments()) == 9
 
 
 def test_a_backup_does_not_migrate(tmp_path: Path):
