@@ -49,6 +49,7 @@ from engine.runner import ModelRunner
 from engine.seeing import Seeing
 from engine.speculation.proposer import Proposer
 from engine.speculation.proposers import make_proposer
+from engine.speculation.warm_drafts import DRAFTS, PROMPT, warm_drafts
 from engine.stored_weights import SIGHT, of_checkpoint
 from engine.swap import PageSwap
 from engine.team.adapters import TeamAdapters, TeamPages
@@ -233,6 +234,11 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
     pages = member.least(_pages(config, size, model, memory_of, builder, images))
     if watcher is not None:
         watcher.allocate(pages)
+        if place.device.type == "cuda" and config.page_tokens > PROMPT + DRAFTS:
+            warm_drafts(
+                watcher, hidden=spec.hidden_size, dtype=place.dtype, device=place.device,
+                most=config.max_num_seqs,
+            )  # fmt: skip
     memory, table = memory_of(pages), AdapterTable(spec, place.device)
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,

@@ -12,6 +12,7 @@ from engine.models.spec import ModelSpec
 from engine.speculation.eagle import EagleProposer
 from engine.speculation.eagle_head import EagleHead, Target
 from engine.speculation.proposer import Ask
+from engine.speculation.warm_drafts import warm_drafts
 from engine.speculation.watcher import Seen
 from engine.step import Chunk
 from tests.engine.checkpoints import Shape
@@ -154,6 +155,17 @@ def test_a_sequence_that_nothing_is_known_of_gets_no_drafts(tmp_path):
     assert len(proposer.propose([passes.ask(3)])[1]) == 3
     proposer.forget(1)
     assert proposer.propose([passes.ask(3)]) == {}
+
+
+def test_what_is_played_before_requests_come_is_forgotten(tmp_path):
+    written = write_head(tmp_path / "h")
+    proposer = proposer_of(written)
+    warm_drafts(proposer, hidden=TARGET.hidden, dtype=torch.float32, device=CPU, most=3)
+    assert not proposer._pending
+    passes = Passes(proposer, tokens(10), pages=(0, 1))
+    watch(proposer, (passes, passes.chunk(10)))
+    passes.kept(0, 8)
+    assert proposer.propose([passes.ask(2)]) == {1: passes.expected(written, 2)}
 
 
 @pytest.mark.parametrize(
