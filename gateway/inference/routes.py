@@ -110,7 +110,7 @@ class Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._find(scope["path"]) if scope["type"] == "http" else None
         if route is None:
-            await self._behind(scope, receive, _identified(send, new_id("req")))
+            await self._behind(scope, receive, self._told_more(scope, receive, send))
             return
         request = Request(scope, receive, self._patience)
         reply = Reply(send, new_id("req"))
@@ -195,6 +195,28 @@ class Routes:
         reply.headers.update(headroom.headers())
         return principal
 
+    def _told_more(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """The others' answers carry an id, and what is left of the caller's limits."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = {"x-request-id": new_id("req"), **await self._limits(scope, receive)}
+                raw = [(name.encode(), value.encode()) for name, value in more.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *raw]}
+            await send(message)
+
+        return sending
+
+    async def _limits(self, scope: Scope, receive: Receive) -> dict[str, str]:
+        """Nothing for who is not known, and where no key is asked for."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            return {}
+        try:
+            principal = self._do.gate.identify(Request(scope, receive))
+            return (await self._do.limiter.headroom(principal)).headers()
+        except GatewayError:
+            return {}
+
     async def _alive(self, request: Request, reply: Reply) -> None:
         await reply.json(b'{"alive":true}')
 
@@ -202,18 +224,6 @@ class Routes:
         ready = self._health.ready
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         await reply.json(orjson.dumps(self._health.report()), status)
-
-
-def _identified(send: Send, request_id: str) -> Send:
-    """Answers of the application behind carry an id too."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            header = (b"x-request-id", request_id.encode())
-            message = {**message, "headers": [*message.get("headers", ()), header]}
-        await send(message)
-
-    return sending
 
 
 async def _tell_failure(reply: Reply, error: GatewayError) -> None:

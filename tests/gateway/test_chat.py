@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.usage.record import Outcome, Started
-from tests.gateway.serving import BASE, KEY, LIMITED_KEY, ask, post, serving
+from tests.gateway.serving import BASE, KEY, LIMITED_KEY, ask, post, raw, serving
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ASKED = {"model": BASE, "messages": HELLO}
@@ -136,6 +136,19 @@ async def test_every_request_has_one_start_and_one_end(tmp_path):
         assert (finished.engine, finished.boot) == ("fake", "boot-1")
         assert finished.prompt_tokens == got.json["usage"]["prompt_tokens"]
         assert finished.completion_tokens == got.json["usage"]["completion_tokens"]
+
+
+async def test_answers_of_every_route_tell_what_is_left_of_the_limits(tmp_path, database):
+    async with serving(tmp_path, database=database) as server:
+        for path in (b"/v1/responses/resp_x", b"/v1/nothing", b"/v1/models"):
+            sent = b"GET %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n"
+            answer = await raw(server.port, sent % (path, LIMITED_KEY.encode()), read=4000)
+            head = answer.partition(b"\r\n\r\n")[0].decode().lower()
+            assert "x-ratelimit-limit-requests: 3\r\n" in head, head
+            assert "x-ratelimit-remaining-requests: 3\r\n" in head
+            assert head.count("x-request-id") == 1
+            nobody = await raw(server.port, sent % (path, b"sk-live-wrong"), read=4000)
+            assert b"x-ratelimit" not in nobody
 
 
 async def test_unused_reservations_go_back(tmp_path):
