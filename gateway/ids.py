@@ -6,7 +6,7 @@ from uuid_utils import uuid7
 
 Prefix = Literal[
     "org", "prj", "adp", "prc", "req", "log", "svc", "user", "quo", "bud", "plan", "crd", "alert",
-    "msg", "audit", "upl", "file", "batch", "resp", "fc", "fco", "login", "use", "use",
+    "msg", "audit", "upl", "file", "batch", "resp", "fc", "fco", "login", "use", "invite",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """``/users`` and ``…/projects/{id}/users``: people and their roles.
 
-People are made here (``POST /users``): there is no sign-up, so there is nothing to accept.
+People are made here (``POST /users``), or come by an invite (``invites.py``): nobody signs up.
 """
 
 from fastapi import APIRouter

@@ -6,6 +6,7 @@ from gateway.admin.alerts import add_alerts
 from gateway.admin.audit import add_audit
 from gateway.admin.credits import add_credits
 from gateway.admin.desk import AdminDesk
+from gateway.admin.invites import add_invites
 from gateway.admin.keys import add_admin_keys, add_keys
 from gateway.admin.limits import add_limits
 from gateway.admin.paths import ONE, ROOT
@@ -22,6 +23,7 @@ def admin_router(desk: AdminDesk) -> APIRouter:
     add_admin_keys(router, desk)
     add_people(router, desk)
     add_members(router, desk)
+    add_invites(router, desk)
     add_limits(router, desk)
     add_credits(router, desk)
     add_alerts(router, desk, ROOT + "/spend_alerts", "organization.spend_alert")

@@ -6,7 +6,15 @@ from typing import Any
 
 from gateway.audit.models import AuditEvent
 from gateway.errors import InvalidRequest
-from gateway.identity.models import ApiKey, Project, ProjectUser, Role, ServiceAccount, User
+from gateway.identity.models import (
+    ApiKey,
+    Invite,
+    Project,
+    ProjectUser,
+    Role,
+    ServiceAccount,
+    User,
+)
 
 Json = dict[str, Any]
 NO_LIMIT = 2**31 - 1  # how a rate that is not limited is shown
@@ -120,6 +128,22 @@ def user(row: User) -> Json:
         "added_at": seconds(row.created_at),
         "created": seconds(row.created_at),
         "user": {"id": row.id, "object": "user", "name": row.name, "email": row.email},
+    }
+
+
+def invite(row: Invite, now: datetime) -> Json:
+    status = "accepted" if row.accepted_at else "expired" if row.expires_at <= now else "pending"
+    return {
+        "id": row.id,
+        "object": "organization.invite",
+        "email": row.email,
+        "role": row.role,
+        "status": status,
+        "created_at": seconds(row.created_at),
+        "invited_at": seconds(row.created_at),
+        "expires_at": seconds(row.expires_at),
+        "accepted_at": seconds(row.accepted_at) if row.accepted_at else None,
+        "projects": [{"id": project, "role": role} for project, role in row.projects.items()],
     }
 
 

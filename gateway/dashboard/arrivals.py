@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.audit.service import Actor, AuditLog
+from gateway.dashboard.invited import Invited
 from gateway.db import Database
 from gateway.errors import SignInRefused
 from gateway.identity.login_repository import LoginRepository
@@ -34,13 +35,14 @@ class Arrivals:
     async def arrive(self, claims: Claims, *, browser: str) -> str:
         """The cookie's value. Raises SignInRefused, InvalidRequest, ResourceNotFound."""
         entry = self._settings.entry(claims)
-        if entry is None:
-            raise SignInRefused("You are known to the sign-in service, but have no role here.")
         email, subject = self._email(claims), self._subject(claims)
-        now = datetime.now(UTC)
+        name, now = name_of(claims, email), datetime.now(UTC)
         async with self._database.publish(alone=True) as session:
-            place = _Place(session, entry, now)
-            login = await place.login(email, subject, name_of(claims, email))
+            login = await Invited(session, now).accept(email, subject, name)
+            if entry is not None:
+                login = await _Place(session, entry, now).login(email, subject, name)
+            if login is None:
+                raise SignInRefused("You are known to the sign-in service, but have no role here.")
             await LoginRepository(session).end_of_subject(subject, but=login.id)
         return await self._logins.begin(login.id, browser)
 

@@ -156,6 +156,27 @@ class ApiKey(Base):
     organisation: Mapped[Organisation] = relationship(lazy="raise")
 
 
+class Invite(Base):
+    """Who may come to an organisation, and as what, once the sign-in service vouches for them."""
+
+    __tablename__ = "invite"
+    __table_args__ = (
+        CheckConstraint(_ROLES, name="role"),
+        Index(None, "email"),
+        Index(None, "organisation_id", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    organisation_id: Mapped[str] = mapped_column(ForeignKey("organisation.id"))
+    email: Mapped[str] = mapped_column(String(254))
+    role: Mapped[str] = mapped_column(String(16))
+    projects: Mapped[dict[str, str]] = mapped_column(JSON)  # id -> role
+    created_at: Mapped[datetime] = mapped_column(Utc)
+    expires_at: Mapped[datetime] = mapped_column(Utc)
+    accepted_at: Mapped[datetime | None] = mapped_column(Utc)
+    user_id: Mapped[str | None] = mapped_column(String(40))  # who accepted it
+
+
 class Login(Base):
     """How one person signs in to the dashboard: a person of an organisation, or an operator.
 

@@ -1,6 +1,7 @@
 """Signing in by an OpenID provider: who comes in as what, and which tokens nobody believes."""
 
 import time
+from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -8,10 +9,15 @@ import orjson
 import pytest
 from joserfc import jwt
 from joserfc.jwk import RSAKey
+from sqlalchemy import select
 
 from gateway.config import ConfigError
+from gateway.identity.login_repository import LoginRepository
+from gateway.identity.models import Invite
 from gateway.identity.oidc_provider import KEYS_AGAIN_S
 from gateway.identity.oidc_settings import read_oidc
+from gateway.identity.organisation_repository import OrganisationRepository
+from gateway.ids import new_id
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
 from tests.fakes.oidc import CLIENT, SECRET, unsigned, with_shared_secret
 
@@ -62,6 +68,40 @@ async def test_somebody_new_comes_in_as_what_their_claim_says(http, served, prov
     provider.person["groups"] = ["acme-billing"]
     await signed_in(http)
     assert "billing" in await whoami(http)
+
+
+async def test_whoever_was_invited_comes_in_and_stays(http, served, provider):
+    world = served.world
+    now = datetime.now(UTC)
+    async with world.database.publish() as session:
+        owner = (await LoginRepository(session).named(world.email("viewer")))[0][1]
+        project = (await OrganisationRepository(session, owner.organisation_id).projects())[0].id
+        for email, ends in (("bea@acme.example", now + timedelta(days=1)),
+                            ("late@acme.example", now)):  # fmt: skip
+            session.add(
+                Invite(
+                    id=new_id("invite"), organisation_id=owner.organisation_id, email=email,
+                    role="billing", projects={project: "developer", "prj_gone": "viewer"},
+                    created_at=now, expires_at=ends, accepted_at=None, user_id=None,
+                )
+            )  # fmt: skip
+    provider.person |= {"sub": "u-late", "email": "late@acme.example", "groups": []}
+    assert "no role here" in (await signed_in(http)).text
+    provider.person |= {"sub": "u-bea", "email": "bea@acme.example", "email_verified": False}
+    assert (await signed_in(http)).status_code != 303
+    provider.person |= {"email_verified": True, "name": "Bea"}
+    for _ in range(2):  # accepted the first time, known the second
+        assert (await signed_in(http)).status_code == 303
+        text = await whoami(http)
+        assert "Bea" in text
+        assert "billing" in text
+    async with world.database.reading() as session:
+        rows = OrganisationRepository(session, owner.organisation_id)
+        (bea,) = [row for row in await rows.people() if row.email == "bea@acme.example"]
+        mine = [(m.project_id, m.role) for m in await rows.members() if m.user_id == bea.id]
+        invite = (await session.scalars(select(Invite).where(Invite.user_id == bea.id))).one()
+    assert mine == [(project, "developer")]
+    assert invite.accepted_at is not None
 
 
 async def test_who_has_a_password_keeps_it_and_their_place(http, served, provider):

@@ -124,6 +124,38 @@ async def test_what_is_wrong_with_a_user_is_named(clients):
         assert told.value.param == param, wrong
 
 
+async def test_an_invite_is_made_listed_and_taken_back(clients):
+    (acme, globex, _), _ = clients
+    organization = acme.admin.organization
+    (project,) = [row.id async for row in organization.projects.list()][:1]
+    made = await organization.invites.create(
+        email="New@acme.example", role="reader", projects=[{"id": project, "role": "member"}]
+    )
+    assert (made.email, made.role, made.status) == ("new@acme.example", "viewer", "pending")
+    assert [(each.id, each.role) for each in made.projects] == [(project, "developer")]
+    assert made.expires_at - made.created_at == 7 * 86400
+    assert [row.id async for row in organization.invites.list()] == [made.id]
+    assert (await organization.invites.retrieve(made.id)) == made
+    with pytest.raises(openai.ConflictError, match="invited already"):
+        await organization.invites.create(email="new@acme.example", role="reader")
+    for call_of in (globex.admin.organization.invites.retrieve,
+                    globex.admin.organization.invites.delete):  # fmt: skip
+        with pytest.raises(openai.NotFoundError):
+            await call_of(made.id)
+    with pytest.raises(openai.NotFoundError) as refused:
+        await globex.admin.organization.invites.create(
+            email="x@globex.example", role="reader", projects=[{"id": project, "role": "member"}]
+        )
+    assert refused.value.param == "projects[0].id"
+    with pytest.raises(openai.BadRequestError, match="role"):
+        await organization.invites.create(email="y@acme.example", role="king")  # type: ignore[arg-type]
+    gone = await organization.invites.delete(made.id)
+    assert (gone.id, gone.deleted) == (made.id, True)
+    assert [row async for row in organization.invites.list()] == []
+    kinds = [event.type async for event in organization.audit_logs.list()]
+    assert kinds[:2] == ["invite.deleted", "invite.sent"]
+
+
 async def test_the_audit_log_is_filtered_and_paged(clients):
     (acme, _, _), _ = clients
     for n in range(5):
