@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "invites"
-down_revision = "adapter_base"
+down_revision = "request_texts"
 branch_labels = None
 depends_on = None
 
