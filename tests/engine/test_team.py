@@ -19,6 +19,7 @@ from tests.engine.rig import chunk, draw
 from tests.engine.seeing_checkpoints import TOKEN, image_at, seen, write_seeing
 
 MODEL = Shape(heads=4, kv_heads=2, head_dim=32)
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 PAGES = 22  # few: sequences have to yield, adapters to leave
 SIX = [None, *(adapter_ref(i, rank) for i, rank in enumerate((4, 8, 20, 4, 8)))]
 
@@ -28,7 +29,7 @@ def settings(path, size):
     return EngineConfig(
         model=str(path), device=Device.CPU, dtype=Dtype.FLOAT32, threads=1, page_tokens=16,
         max_num_seqs=8, max_num_batched_tokens=64, pool_bytes=PAGES * max(page, 1 << 15),
-        tensor_parallel_size=size,
+        tensor_parallel_size=size, speculation=SpeculationSettings.parse(DRAFTS),
     )  # fmt: skip
 
 
@@ -65,14 +66,19 @@ def processes(engine):
     return memory.lead.processes
 
 
+def counted(engine, metric):
+    found = re.search(rf"^{metric}\S* (\S+)", engine.core._metrics.text(), re.M)
+    assert found, metric
+    return float(found[1])
+
+
 def test_two_members_answer_as_one_engine_does(path, team):
     alone = LoneEngine(settings(path, 1))
     ours, theirs = answers(team), answers(alone)
     assert ours == theirs
     assert team.core.residency.evictions > 0
-    hits = re.search(r"^vllm:prefix_cache_hits_total\S* (\S+)", team.core._metrics.text(), re.M)
-    assert hits
-    assert float(hits[1]) > 0
+    assert counted(team, "vllm:prefix_cache_hits_total") > 0
+    assert counted(team, "vllm:spec_decode_num_drafts_total") > 0
 
 
 def test_pages_come_back_from_every_members_memory(path, team):
