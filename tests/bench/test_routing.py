@@ -17,7 +17,7 @@ def arrivals(count, adapters=500):
     return list(Traffic(adapters, rate=500.0).arrivals(count))
 
 
-def shown(name, count=4000, engines=20):
+def shown(name, count=1500, engines=20):
     fleet = [SimEngine(f"e{number}", TIMES) for number in range(engines)]
     gateways = [POLICIES[name](), POLICIES[name]()]
     return Simulation(gateways, fleet).run(arrivals(count)), fleet
@@ -37,7 +37,7 @@ def test_the_recorded_times_are_read():
 
 
 def test_traffic_follows_zipfs_law_goes_on_and_is_the_same_for_a_seed():
-    made = arrivals(4000)
+    made = arrivals(2000)
     assert [each.at for each in made] == sorted(each.at for each in made)
     first = sum(each.conversation.adapter == 0 for each in made)
     tenth = sum(each.conversation.adapter == 9 for each in made)
@@ -50,7 +50,7 @@ def test_traffic_follows_zipfs_law_goes_on_and_is_the_same_for_a_seed():
 
 def test_an_engine_keeps_the_adapters_used_last_and_finds_conversations():
     engine = SimEngine("e", TIMES)
-    made = arrivals(3000)
+    made = arrivals(1500)
     (warm, found, first, last), again = engine.take(made[0]), engine.take(made[0])
     assert (warm, found) == (False, 0)
     assert (again[0], again[1] > 0) == (True, made[0].prompt > 64)
@@ -72,8 +72,8 @@ def test_ours_finds_more_than_the_others_and_stays_balanced():
 def test_engines_that_are_replaced_get_requests():
     fleet = [SimEngine(f"e{number}", TIMES) for number in range(10)]
     simulation = Simulation([Ours()], fleet)
-    made = iter(arrivals(2000))
-    simulation.run(itertools.islice(made, 1000))
+    made = iter(arrivals(1000))
+    simulation.run(itertools.islice(made, 500))
     fresh = [SimEngine(f"n{number}", TIMES) for number in range(5)]
     simulation.replace(5, iter(fresh))
     simulation.run(made)

@@ -56,13 +56,14 @@ class World:
 
 
 def settings_in(folder: Path, *engines: FakeEngine) -> Settings:
-    new = build_model_dir(folder / "new")
+    old = build_model_dir(folder / "old")
+    new = Path(shutil.copytree(old, folder / "new"))
     config = json.loads((new / "tokenizer_config.json").read_text())
     (new / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": MARK}))
     (folder / "new.json").write_bytes(msgspec.json.encode(NEW))
     settings = Settings(
         data_dir=folder / "data",
-        model_dir=build_model_dir(folder / "old"),
+        model_dir=old,
         served_model_name="old",
         other_bases=(OtherBase(name="new", model_dir=new, spec_file=folder / "new.json"),),
         engines=tuple(engine.address for engine in engines),
