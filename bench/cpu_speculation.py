@@ -66,9 +66,11 @@ class Side:
         return [requests.outputs[f"r{number}"] for number in range(len(prompts))]
 
 
-def measure(checkpoint: Path, repeats: int, counts: Sequence[int]) -> list[Row]:
+def measure(
+    checkpoint: Path, repeats: int, counts: Sequence[int], threads: int | None
+) -> list[Row]:
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    plain, drafting = (Side(_engine(checkpoint, wanted)) for wanted in (None, NGRAM))
+    plain, drafting = (Side(_engine(checkpoint, wanted, threads)) for wanted in (None, NGRAM))
     rows = list[Row]()
     kinds = {
         "copying": [f"Repeat this text word for word:\n\n{text}" for text in TEXTS],
@@ -98,11 +100,13 @@ def _compare(
     return sum(same) / len(same)
 
 
-def _engine(checkpoint: Path, speculation: SpeculationSettings | None) -> LoneEngine:
+def _engine(
+    checkpoint: Path, speculation: SpeculationSettings | None, threads: int | None
+) -> LoneEngine:
     return LoneEngine(
         EngineConfig(
             model=str(checkpoint), device=Device.CPU, max_model_len=1024, max_num_seqs=8,
-            enable_prefix_caching=False, speculation=speculation,
+            enable_prefix_caching=False, speculation=speculation, threads=threads,
         )
     )  # fmt: skip
 
@@ -135,8 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="the demo base")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--threads", type=int, help="of each engine; one where others compute too")
     options = parser.parse_args(arguments)
-    rows = measure(options.checkpoint, options.repeats, options.streams)
+    rows = measure(options.checkpoint, options.repeats, options.streams, options.threads)
     print(table(rows))
     print(write(rows, "speculation", ["torch"]))
     return 0
