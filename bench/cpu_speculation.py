@@ -9,6 +9,7 @@ they have to be the same, but for ties that fall otherwise in wider passes.
 """
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -127,10 +128,14 @@ def _rows(kind: str, streams: int, plain: Side, drafting: Side, same: float) -> 
         )  # fmt: skip
 
     with_drafts, without = statistics.median(drafting.rates), statistics.median(plain.rates)
+    pairs = zip(drafting.rates, plain.rates, strict=True)  # of rounds one after the other
+    gain = statistics.median(fast / slow for fast, slow in pairs)
     return [
         row("generated tokens", "tokens/s", with_drafts, without),
+        row("gain, round by round", "x", gain),
         row("tokens a pass", "tokens", statistics.median(drafting.tokens_a_pass)),
         row("answers that are the same", "share", same),
+        row("load average", "processes", os.getloadavg()[0]),
     ]
 
 
