@@ -7,7 +7,6 @@ first draft the rows that wait are computed, over what drafts before them wrote.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -15,22 +14,10 @@ from engine.batch import BatchBuilder
 from engine.page_memory import LayerPages, PageMemory
 from engine.page_size import page_elements
 from engine.speculation.eagle_head import EagleHead
+from engine.speculation.pending import Pending
 from engine.speculation.proposer import Ask
 from engine.speculation.stretches import Stretch, batch, gathered, on, steps
 from engine.speculation.watcher import Seen
-
-MOST_PENDING = 64  # rows of one sequence: of a longer rest from speculation the last are enough
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    first: int  # position
-    rows: torch.Tensor  # [n, H], fused
-    computed: int = 0  # rows of it that are
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.rows)
 
 
 class EagleProposer:
@@ -49,7 +36,7 @@ class EagleProposer:
         self._head, self._builder, self._device = head, builder, device
         self._dtype, self._page_tokens = dtype, page_tokens
         self._memory: PageMemory | None = None
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
 
     @property
     def page_bytes(self) -> int:
@@ -78,12 +65,15 @@ class EagleProposer:
             here = fused[first : first + len(chunk.tokens)]
             before = self._pending.get(chunk.sequence)
             if chunk.drafts or (len(chunk.tokens) == 1 and chunk.draw is not None):
-                self._pending[chunk.sequence] = _joined(before, chunk.start, here)
+                if before is None:
+                    self._wait(chunk.sequence, chunk.start, here)
+                else:
+                    before.join(chunk.start, here)
                 continue
-            self._pending[chunk.sequence] = _Pending(chunk.start + len(here) - 1, here[-1:].clone())
+            self._wait(chunk.sequence, chunk.start + len(here) - 1, here[-1:].clone())
             joins = before is not None and before.end == chunk.start
             if joins and before is not None:  # the last row before has its token now
-                rows.append(before.rows[-1:])
+                rows.append(before.pieces[-1][-1:])
             rows.append(here[:-1])
             tokens = chunk.tokens[not joins :]
             if tokens:
@@ -96,14 +86,14 @@ class EagleProposer:
         asks = [ask for ask in asks if self._follows(ask)]
         if not asks:
             return {}
-        stretches, rows = [], []
+        stretches: list[Stretch] = []
+        rows: list[torch.Tensor] = []
         for ask in asks:
             pending = self._pending[ask.sequence]
             count = ask.known - 1 - pending.first
-            rows.append(pending.rows[:count])
-            tokens = ask.last(count)
-            stretches.append(Stretch(ask.sequence, tokens, pending.first, ask.pages))
-            self._pending[ask.sequence] = _Pending(pending.first, pending.rows, count)
+            rows += pending.rows(count)
+            stretches.append(Stretch(ask.sequence, ask.last(count), pending.first, ask.pages))
+            pending.computed = count
         hidden = self._compute(stretches, torch.cat(rows), ends=True)
         drawn = [self._head.say(hidden)]
         for going, stretches in steps(asks, -1):
@@ -114,6 +104,9 @@ class EagleProposer:
 
     def forget(self, sequence: int) -> None:
         self._pending.pop(sequence, None)
+
+    def _wait(self, sequence: int, first: int, rows: torch.Tensor) -> None:
+        self._pending[sequence] = Pending(first, [rows], len(rows))
 
     def _follows(self, ask: Ask) -> bool:
         """What the base thought at the last computed position is here."""
@@ -136,14 +129,3 @@ class EagleProposer:
     def _pages(self) -> LayerPages:
         assert self._memory is not None, "pages are allocated before the first pass"
         return self._memory.layers[0]
-
-
-def _joined(before: _Pending | None, start: int, rows: torch.Tensor) -> _Pending:
-    """Rows that wait and these, which begin at ``start``: of drafts that were not kept, none."""
-    if before is None or not before.first <= start <= before.end:
-        return _Pending(start, rows.clone())
-    waiting = before.rows[before.computed : start - before.first]
-    first = start - len(waiting)
-    whole = torch.cat([waiting, rows])
-    excess = max(len(whole) - MOST_PENDING, 0)
-    return _Pending(first + excess, whole[excess:])
