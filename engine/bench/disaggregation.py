@@ -145,6 +145,7 @@ async def _measure(
             await players.play(traffic(options, WARM_S, options.seed + 1), hand=hand)
             wanted = traffic(options, options.seconds, options.seed)
             runs[way] = await players.play(wanted, hand=hand)
+        _say("\n".join(pair.logged("engine.handoff.pages")))
         return runs, _moved(await pair.clients[1].metrics())
 
 

@@ -30,6 +30,7 @@ class EnginePair:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stack = AsyncExitStack()
         self.clients: list[EngineClient] = []
+        self._logs: list[Path] = []
 
     async def __aenter__(self) -> Self:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pair-")))
@@ -52,6 +53,11 @@ class EnginePair:
     ) -> None:
         await self._stop()
 
+    def logged(self, words: str) -> list[str]:
+        """Lines of their logs with these words."""
+        lines = [line for log in self._logs for line in log.read_text(errors="replace").split("\n")]
+        return [line for line in lines if words in line]
+
     def kill(self, number: int) -> None:
         """An engine is gone at once."""
         self._processes[number].kill()
@@ -65,7 +71,8 @@ class EnginePair:
             "--name", f"engine-{number}", "--listen", f"unix:{folder}/{number}.sock",
             "--handoff-listen", "tcp:127.0.0.1:0", *self._flags,
         ]  # fmt: skip
-        log = (folder / f"{number}.log").open("wb")
+        self._logs.append(folder / f"{number}.log")
+        log = self._logs[-1].open("wb")
         self._stack.callback(log.close)
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603
 
