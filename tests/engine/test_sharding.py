@@ -19,6 +19,8 @@ from tests.engine.factors import random_adapter
 from tests.engine.members import Members
 from tests.engine.rig import Rig, chunk
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 5e-5, "atol": 5e-5}
 MODEL = Model(hidden=64, inner=128, heads=4, kv_heads=2, head_dim=32)
 QUANTISED = [

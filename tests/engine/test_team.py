@@ -18,6 +18,8 @@ from tests.engine.checkpoints import Layout, Shape
 from tests.engine.rig import chunk, draw
 from tests.engine.seeing_checkpoints import TOKEN, image_at, seen, write_seeing
 
+pytestmark = pytest.mark.slow
+
 MODEL = Shape(heads=4, kv_heads=2, head_dim=32)
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 PAGES = 22  # few: sequences have to yield, adapters to leave
