@@ -4,7 +4,7 @@ Torch-free, so that the composition and its tests need no GPU library.
 `engine.composition.build_runner(config: EngineConfig) -> Built[LaidOut]` makes one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -33,5 +33,6 @@ class Built(Generic[P]):
     transfer: PageTransfer | None = None  # None: no pages come from other engines, or go there
     grammars: Grammars | None = None  # None: requests with a grammar are refused
     max_step_s: float | None = None  # what a pass with decodes should take when none is configured
+    pass_sizes: Sequence[int] = ()  # tokens that passes with prompts are padded to, ascending
     close: Callable[[], None] = lambda: None  # ends what was started to compute
     reference: Callable[[AskReference], Verdict] | None = None  # thread-safe; takes its time

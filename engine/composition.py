@@ -34,6 +34,7 @@ from engine.images import ImageVectors
 from engine.loading import Placement, Weights
 from engine.matcher import Grammars
 from engine.memory import PoolSize
+from engine.mixed_graphs import BUCKETS
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.models.tower import Tower
@@ -306,6 +307,7 @@ def _compose(
         close=_closing(part, member),
         transfer=_transfer(config, part.memory),
         max_step_s=STEP_S if place.device.type == "cuda" else None,
+        pass_sizes=BUCKETS if place.device.type == "cuda" and not config.enforce_eager else (),
         ahead=place.device.type == "cuda",
         compiled=part.compiled,
         reference=_references(config, store, base, part.adapters.size),

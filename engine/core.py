@@ -145,7 +145,7 @@ class Core(Generic[P]):
         self.seating = Seating(config, built, observer=metrics, clock=clock)
         self.pool, self.residency = self.seating.pool, self.seating.residency
         self.scheduler = Scheduler(
-            config, self.seating, max_step_s=built.max_step_s,
+            config, self.seating, max_step_s=built.max_step_s, pass_sizes=built.pass_sizes,
             speculation=_speculation(config, built, metrics, judge), observer=metrics,
             clock=clock,
         )  # fmt: skip

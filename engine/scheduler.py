@@ -91,6 +91,7 @@ class Scheduler(Generic[P]):
         seating: Seating[P],
         *,
         max_step_s: float | None = None,
+        pass_sizes: View[int] = (),
         speculation: Speculation | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -106,7 +107,7 @@ class Scheduler(Generic[P]):
         self._even = 0.0  # pages in use, for a weight of one
         self._least = 0.0  # service of those who want some of this pass
         self._owed: list[Sequence] = []  # waiting ones that have a claim to a place in this pass
-        self._tempo = Tempo(config.max_step_s or max_step_s)
+        self._tempo = Tempo(config.max_step_s or max_step_s, pass_sizes)
         self.preemptions = 0
 
     @property

@@ -4,10 +4,13 @@ Learnt from the passes themselves: the time of one that only decodes, and what e
 added to one that did both. Costs grow quickly with what is seen and fall slowly, since a prompt's
 later chunks read more context than its first. Where prompts never cease, no pass only decodes by
 itself, and what decodes take would be charged to prompts: now and then one is planned without
-prompts, to look. Belongs to the engine loop's thread.
+prompts, to look. Captured passes are padded to sizes of theirs; one that would fill little of its
+size is kept to the size below. Belongs to the engine loop's thread.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,6 +22,7 @@ LOOK = 64  # passes with prompts and decodes after which one only decodes
 SOON = 4  # likewise, while nothing is known of decodes
 GROWN = 2  # times the sequences that decoded when it was looked last: look again
 EXTRA = 0.2  # of the target, that a pass may take longer so that a prompt ends in it
+FULL = 0.85  # of a size, from which it is worth its padding
 OUTLIER = 4.0  # a sample counts as at most this many times the estimate
 
 
@@ -40,9 +44,10 @@ class Company(Enum):
 
 
 class Tempo:
-    def __init__(self, target_s: float | None) -> None:
-        """``target_s`` of a pass with decodes in it; None: no limit."""
-        self._target_s = target_s
+    def __init__(self, target_s: float | None, sizes: Sequence[int] = ()) -> None:
+        """``target_s`` of a pass with decodes in it; None: no limit. ``sizes``: tokens that passes
+        are padded to, ascending."""
+        self._target_s, self._sizes = target_s, sizes
         self._decode_s = 0.0
         self._token_s = 0.0
         self._mixed = 0  # passes since the last that only decoded
@@ -65,8 +70,15 @@ class Tempo:
         if not target_s or not self._token_s or not (decodes or shared is not None):
             return most
         left_s = max(target_s - self._decode_s, SHARE * target_s)
-        fitting = int(left_s / self._token_s)
+        fitting = self._sized(int(left_s / self._token_s), decodes)
         return min(most, max(LEAST, fitting))
+
+    def _sized(self, tokens: int, decodes: int) -> int:
+        place = bisect_left(self._sizes, tokens + decodes)
+        if not 0 < place < len(self._sizes):
+            return tokens
+        is_full = tokens + decodes >= FULL * self._sizes[place]
+        return tokens if is_full else self._sizes[place - 1] - decodes
 
     def extra(self) -> int:
         """Prompt tokens beyond those that fit, for prompts that end in the pass by them."""

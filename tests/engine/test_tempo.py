@@ -32,6 +32,25 @@ def test_as_many_prompt_tokens_go_beside_decodes_as_fit() -> None:
     assert learnt().prompt_tokens(decodes=4, most=50) == 50
 
 
+@pytest.mark.parametrize(
+    ("sizes", "prompt_tokens"),
+    [
+        pytest.param((64, 128, 256), 124, id="little_of_256_would_be_filled"),
+        pytest.param((64, 128, 220), 200, id="most_of_220_is"),
+        pytest.param((204,), 200, id="all_of_204_is"),
+        pytest.param((256,), 200, id="none_is_smaller"),
+        pytest.param((64, 128), 200, id="no_pass_so_large_is_padded"),
+    ],
+)
+def test_a_pass_that_would_fill_little_of_its_size_is_kept_to_the_one_below(
+    sizes: tuple[int, ...], prompt_tokens: int
+) -> None:
+    tempo = Tempo(0.025, sizes)
+    tempo.took(0.005, decodes=4, prompt_tokens=0)
+    tempo.took(0.015, decodes=4, prompt_tokens=100)
+    assert tempo.prompt_tokens(decodes=4, most=2048) == prompt_tokens
+
+
 def test_a_prompt_always_gets_on_however_slow_it_is() -> None:
     assert learnt(0.001).prompt_tokens(decodes=4, most=2048) == LEAST
 
