@@ -396,3 +396,24 @@ async def test_two_tenants_see_their_own_usage_only(database, usage_log):
     await Ledger(usage_log, database).settle()
     assert set(await stored(database, "prj_1")) == {"req_1"}
     assert set(await stored(database, "prj_2")) == {"req_2"}
+
+
+async def test_nothing_is_written_behind_a_torn_frame(usage_log, monkeypatch):
+    recorder = await Recorder.open(usage_log)
+    await recorder.started(started("req_1"))
+    write, torn = os.write, []
+
+    def half(descriptor: int, data: bytes) -> int:
+        if torn:
+            return write(descriptor, data)
+        torn.append(descriptor)
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    await recorder.finished(finished("req_1"))
+    await recorder.started(started("req_2"))
+    await recorder.finished(finished("req_2"))
+    await recorder.close()
+    assert torn
+    found = [entry.record.request for entry in usage_log.read(Position(0, 0), 100)]
+    assert found == ["req_1", "req_1", "req_2", "req_2"]
