@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Select, Subquery, func, select, union_all
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import is_postgres
@@ -17,8 +17,7 @@ from gateway.usage.event import EPOCH
 from gateway.usage.models import UsagePace, UsagePaceDay
 from gateway.usage.pace import Place
 from gateway.usage.report_repository import DAY, Window
-
-ROWS = 500  # of one statement: databases take so many values and no more
+from gateway.usage.sqlite_rows import insert_of, moment_text, packed
 
 
 class PaceRepository:
@@ -52,11 +51,24 @@ class PaceRepository:
         keys: list[str],
         rows: list[dict[str, Any]],
     ) -> None:
-        insert = postgresql.insert if is_postgres(self._session) else sqlite.insert
-        for first in range(0, len(rows), ROWS):  # one statement: see ``_EXTRACTED``
-            made = insert(table).values(rows[first : first + ROWS])
+        if is_postgres(self._session):
+            made = postgresql.insert(table)
             added = {"requests": table.requests + made.excluded.requests}
-            await self._session.execute(made.on_conflict_do_update(index_elements=keys, set_=added))
+            await self._session.execute(
+                made.on_conflict_do_update(index_elements=keys, set_=added), rows
+            )
+            return
+        name, columns = table.__tablename__, list(rows[0])
+        statement = insert_of(
+            name,
+            columns,
+            f"({', '.join(keys)}) DO UPDATE SET requests = {name}.requests + excluded.requests",
+        )
+        values = [
+            [moment_text(v) if isinstance(v, datetime) else v for v in row.values()] for row in rows
+        ]
+        connection = await self._session.connection()
+        await connection.exec_driver_sql(statement, (packed(values),))
 
     async def counts(self, window: Window) -> dict[str, dict[int, int]]:
         """Kind -> step -> requests."""

@@ -5,7 +5,6 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
-import orjson
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,6 +14,7 @@ from gateway.usage.event import Event
 from gateway.usage.log import Position
 from gateway.usage.models import ClosedPeriod, DroppedUsage, LogPosition, Price, UsageEvent
 from gateway.usage.pricing import PriceBook, Tariff
+from gateway.usage.sqlite_rows import day_text, insert_of, moment_text, packed
 
 COLUMNS = Event.__struct_fields__
 OPERATOR_LOG = "log_operator"  # the name under which adjustments have their batches
@@ -23,11 +23,8 @@ PERIODS = 0x10_7B  # Postgres advisory lock: shared to write events, exclusive t
 
 # Values as SQLite keeps them; the driver takes the others as they are.
 _AS_TEXT: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys(
-        ("slot", "started_at", "finished_at"),
-        lambda time: time.replace(tzinfo=None).isoformat(" ", "microseconds"),
-    ),
-    **dict.fromkeys(("day", "period"), date.isoformat),
+    **dict.fromkeys(("slot", "started_at", "finished_at"), moment_text),
+    **dict.fromkeys(("day", "period"), day_text),
 }
 
 
@@ -54,8 +51,8 @@ class LedgerRepository:
             for name, as_text in _AS_TEXT.items():
                 place = COLUMNS.index(name)
                 columns[place] = [as_text(value) for value in columns[place]]
-            rows = orjson.dumps(list(zip(*columns, strict=True))).decode()
-            result = await connection.exec_driver_sql(_EXTRACTED, (rows,))
+            rows = packed(list(zip(*columns, strict=True)))
+            result = await connection.exec_driver_sql(_PACKED, (rows,))
         return result.rowcount
 
     async def of_batch(self, log: str, batch: int) -> set[str]:
@@ -209,9 +206,4 @@ _UNNESTED = (
     f"INSERT INTO usage_event ({_NAMES}) SELECT * FROM unnest({_ARRAYS})"  # noqa: S608
     " ON CONFLICT DO NOTHING"
 )
-# One step of SQLite's, not one for each row: for each the driver would take the interpreter back.
-_FIELDS = ", ".join(f"json_extract(value, '$[{place}]')" for place in range(len(COLUMNS)))
-_EXTRACTED = (
-    f"INSERT INTO usage_event ({_NAMES}) SELECT {_FIELDS} FROM json_each(?) WHERE true"  # noqa: S608
-    " ON CONFLICT DO NOTHING"
-)
+_PACKED = insert_of("usage_event", COLUMNS, "DO NOTHING")
