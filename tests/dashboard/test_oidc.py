@@ -255,7 +255,7 @@ async def test_while_the_provider_is_away_passwords_still_work(http, served, pro
     provider.away = False
 
 
-@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
+@pytest.mark.parametrize("look", ["dark", "narrow"])
 async def test_the_page_offers_it_and_a_browser_takes_it(browser, served, provider, look):
     narrow, dark = look == "narrow", look == "dark"
     async with browser.page(None, "/explore", narrow=narrow, dark=dark) as page:

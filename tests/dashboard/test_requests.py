@@ -15,7 +15,7 @@ from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
 from tests.dashboard.world import BASE, World
 
 pytestmark = ON_THE_SESSIONS_LOOP
-LOOKS = ("light", "dark", "narrow")
+LOOKS = ("light",)  # dark and narrow: test_request_texts.py
 
 
 def newest_first(world: World, owner: str, days: int = 7) -> list[Event]:

@@ -46,15 +46,6 @@ async def versions(served, project):
     return {f"{row.name}@{row.version}": row for row in rows}
 
 
-@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
-async def test_it_is_accessible_however_it_is_looked_at(browser, project, look):
-    narrow, dark = look == "narrow", look == "dark"
-    async with browser.page("owner", f"/adapters?project={project}", narrow=narrow,
-                            dark=dark) as page:  # fmt: skip
-        await browser.shoot(page, f"upload-{look}")
-        assert await audit(page) == []
-
-
 async def test_dropped_files_become_a_version_and_its_report_is_shown(
     browser, served, project, tmp_path
 ):
