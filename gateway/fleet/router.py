@@ -22,14 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.fleet.prefixes import Prefixes
+from gateway.fleet.winners import SLOTS, Winners
 
 SATURATED = 0.90  # share of what an engine runs at a time
 RELAXED = 0.20  # an engine below this takes what it is best for, however idle the others are
 SPREAD = 1.25  # beyond that, how far above the mean load it may be
 SMALL = 16  # engines that are looked at before every decision
 SAMPLED = 4  # of many warm engines, how many are compared
-MIX = np.uint32(0x9E3779B1)  # a prime near 2**32 over the golden ratio
-OPEN, SHUT = np.uint32(0xFFFFFFFF), np.uint32(0)
 FIRST_ROOM = 8  # engines for which there is room at first
 
 
@@ -77,6 +76,8 @@ class Router(Generic[C]):
     _by_member: dict[Hashable, Seat[C]] = field(default_factory=dict)
     _warm: dict[str, list[Seat[C]]] = field(default_factory=dict)
     _prefixes: Prefixes[Seat[C]] = field(default_factory=Prefixes)
+    _winners: Winners[Seat[C]] = field(default_factory=Winners)
+    _changed: list[Seat[C]] = field(default_factory=list)  # whose load the arrays do not have yet
     _all: "_Arrays" = field(default_factory=lambda: _Arrays.of(FIRST_ROOM))
     _now: "_Arrays" = field(default_factory=lambda: _Arrays.of(0))  # the part that is in use
     _bound: float = RELAXED
@@ -95,6 +96,7 @@ class Router(Generic[C]):
         self._seats.append(seat)
         self._all.keys[seat.place] = _stable(member.name)
         self._now = self._all.first(len(self._seats))
+        self._winners.join(seat, _stable(member.name))
         self._look(seat)
 
     def leave(self, member: C) -> None:
@@ -102,24 +104,26 @@ class Router(Generic[C]):
         seat = self._by_member.pop(id(member), None)
         if seat is None:
             return
+        self._settle()
         seat.gone = True
         self._cool(seat, seat.resident)
         last = self._seats.pop()
         if last is not seat:
             self._seats[seat.place] = last
             self._all.keys[seat.place] = self._all.keys[last.place]
+            self._all.loads[seat.place] = last.load
             last.place = seat.place
-            self._weigh(last, last.load)
         self._now = self._all.first(len(self._seats))
+        self._winners.leave(seat, self._seats, self._now.keys)
 
     def refresh(self) -> None:
         """Look at every engine anew."""
+        self._changed.clear()
         for seat in self._seats:
             self._look(seat)
         if self._seats:
-            loads = self._now.loads
-            self._bound = min(max(RELAXED, SPREAD * float(loads.mean())), SATURATED)
-            self._now.open[:] = np.where(loads < self._bound, OPEN, SHUT)
+            mean = float(self._now.loads.mean())
+            self._bound = min(max(RELAXED, SPREAD * mean), SATURATED)
 
     def choose(self, wish: Wish, *, tried: Collection[C] = ()) -> C | None:
         """None where every engine was tried or is not usable."""
@@ -136,7 +140,8 @@ class Router(Generic[C]):
         if seat is None:
             return None
         # Others see what we see and choose alike: what they send meanwhile is told later.
-        self._weigh(seat, seat.load + seat.member.share * self.gateways)
+        seat.load += seat.member.share * self.gateways
+        self._changed.append(seat)
         self._prefixes.note(keys, seat)
         return seat.member
 
@@ -152,7 +157,7 @@ class Router(Generic[C]):
             crowded = digest in self._warm
             return self._winner(_drawn() if crowded else _of_digest(digest), tried)
         if keys:
-            return self._winner(np.uint32(keys[-1] & 0xFFFFFFFF), tried)
+            return self._winner(keys[-1], tried)
         return self._idlest(tried)
 
     def _takes(self, seat: Seat[C], tried: Collection[C]) -> bool:
@@ -160,47 +165,53 @@ class Router(Generic[C]):
 
     def _warmest(self, digest: str, tried: Collection[C]) -> Seat[C] | None:
         """The least loaded that holds it; of many, of a few drawn at random."""
-        warm = self._warm.get(digest, ())
-        if len(warm) > SAMPLED:
-            warm = [warm[int(random.random() * len(warm))] for _ in range(SAMPLED)]  # noqa: S311
-        fit = [seat for seat in warm if self._takes(seat, tried)]
-        return min(fit, key=_load_of) if fit else None
-
-    def _winner(self, key: np.uint32, tried: Collection[C]) -> Seat[C] | None:
-        if not self._seats:
+        warm = self._warm.get(digest)
+        if warm is None:
             return None
-        now = self._now
-        scores = now.scores
-        np.bitwise_xor(now.keys, key, scores)
-        np.multiply(scores, MIX, scores)
-        seat = self._seats[int(scores.argmax())]
-        if self._takes(seat, tried):
+        if (count := len(warm)) > SAMPLED:
+            draw = random.random
+            warm = [warm[int(draw() * count)] for _ in range(SAMPLED)]
+        best, load = None, self._bound
+        for seat in warm:
+            if seat.load < load and seat.member not in tried:
+                best, load = seat, seat.load
+        return best
+
+    def _winner(self, key: int, tried: Collection[C]) -> Seat[C] | None:
+        slot = key % SLOTS
+        seat = self._winners.seats[slot]
+        if seat is None or self._takes(seat, tried):
             return seat
-        np.bitwise_and(scores, now.open, scores)
+        self._settle()
+        scores = self._winners.scores(slot, self._now.keys)
+        scores *= self._now.loads < self._bound
         for member in tried:
             if (other := self._by_member.get(id(member))) is not None:
                 scores[other.place] = 0
         best = int(scores.argmax())
         return self._seats[best] if scores[best] else self._idlest(tried)
 
+    def _settle(self) -> None:
+        for seat in self._changed:
+            if not seat.gone:
+                self._all.loads[seat.place] = seat.load
+        self._changed.clear()
+
     def _idlest(self, tried: Collection[C]) -> Seat[C] | None:
+        self._settle()
         if not tried and self._seats:
             return self._seats[int(self._now.loads.argmin())]
         left = [seat for seat in self._seats if seat.member not in tried]
         return min(left, key=_load_of, default=None)
 
     def _look(self, seat: Seat[C]) -> None:
-        self._weigh(seat, seat.member.load)
+        seat.load = self._all.loads[seat.place] = seat.member.load
         now = seat.member.resident
         if now is not seat.resident:
             before, seat.resident = seat.resident, now
             self._cool(seat, before - now)
             for digest in now - before:
                 self._warm.setdefault(digest, []).append(seat)
-
-    def _weigh(self, seat: Seat[C], load: float) -> None:
-        seat.load = self._all.loads[seat.place] = load
-        self._all.open[seat.place] = OPEN if load < self._bound else SHUT
 
     def _cool(self, seat: Seat[C], digests: AbstractSet[str]) -> None:
         for digest in digests:
@@ -216,24 +227,19 @@ class _Arrays:
 
     keys: npt.NDArray[np.uint32]  # hashes of names
     loads: npt.NDArray[np.float64]
-    open: npt.NDArray[np.uint32]  # all bits, or none: whether the load is within the bound
-    scores: npt.NDArray[np.uint32]  # room for a decision
 
     @classmethod
     def of(cls, count: int) -> "_Arrays":
-        keys, closed = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
-        return cls(keys, np.ones(count), closed, np.zeros(count, np.uint32))
+        return cls(np.zeros(count, np.uint32), np.ones(count))
 
     def first(self, count: int) -> "_Arrays":
         """Views."""
-        each = (self.keys[:count], self.loads[:count], self.open[:count], self.scores[:count])
-        return _Arrays(*each)
+        return _Arrays(self.keys[:count], self.loads[:count])
 
     def doubled(self) -> "_Arrays":
         count = len(self.keys)
         larger = _Arrays.of(2 * count)
         larger.keys[:count], larger.loads[:count] = self.keys, self.loads
-        larger.open[:count] = self.open
         return larger
 
 
@@ -245,20 +251,19 @@ def _salt(wish: Wish) -> int:
     """The same in every gateway where it decides; with an adapter, the adapter does."""
     if wish.digest is not None:
         return hash((wish.tenant, wish.digest))
-    return int(_stable(wish.tenant)) if wish.tokens else 0
+    return _stable(wish.tenant) if wish.tokens else 0
 
 
-def _of_digest(digest: str) -> np.uint32:
+def _of_digest(digest: str) -> int:
     """It is a hash already."""
-    return np.uint32(crc32(digest.encode("utf-8", "replace")))
+    return crc32(digest.encode("utf-8", "replace"))
 
 
-def _drawn() -> np.uint32:
-    return np.uint32(random.getrandbits(32))
+def _drawn() -> int:
+    return random.getrandbits(32)
 
 
-def _stable(text: str) -> np.uint32:
-    """The same in every gateway."""
-    return np.uint32(
-        int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=4).digest())
-    )
+def _stable(text: str) -> int:
+    """The same in every gateway. 32 bits."""
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=4).digest()
+    return int.from_bytes(digest)
