@@ -3,10 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.router import RELAXED, SMALL, Router, Wish
+from gateway.fleet.winners import Winners
 
 
 @dataclass(eq=False)
@@ -187,3 +189,19 @@ def test_a_large_fleet_is_looked_at_between_decisions():
     members[3].load, members[5].resident = 0.0, WARM
     router.refresh()
     assert router.choose(Wish("d1")) in (members[3], members[5])
+
+
+def test_winners_are_the_same_however_engines_came_and_went():
+    seats = [object() for _ in range(6)]
+    keys = np.arange(1, 7, dtype=np.uint32) * np.uint32(0x01234567)
+    straight, around = Winners(), Winners()
+    for seat, key in zip(seats[:5], keys, strict=False):
+        straight.join(seat, int(key))
+    for place in (5, 3, 0, 4, 2, 1):
+        around.join(seats[place], int(keys[place]))
+    around.leave(seats[5], seats[:5], keys[:5])
+    assert around.seats == straight.seats
+    assert set(around.seats) == set(seats[:5])
+    for seat in seats[:5]:
+        straight.leave(seat, [], keys[:0])
+    assert set(straight.seats) == {None}
