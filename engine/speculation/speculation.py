@@ -6,14 +6,17 @@ while it rests (``payoff``) passes are plain, and run ahead where they can. Belo
 loop's thread.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as View
 from typing import Protocol
 
+from engine.errors import DeviceLost
 from engine.observer import Observer
 from engine.sequence import Sequence
 from engine.speculation.proposer import Ask, Proposer
 
+log = logging.getLogger(__name__)
 Reach = Callable[[Sequence, int], bool]  # gets a sequence pages for so many tokens more
 
 
@@ -43,7 +46,7 @@ class Speculation:
         """``most``: drafts of one sequence. ``rows``: drafts of a pass."""
         self._proposer, self._most, self._rows = proposer, most, rows
         self._judge, self._observer = judge, observer or Observer()
-        self._active = True
+        self._active, self._failed = True, False
 
     @property
     def active(self) -> bool:
@@ -54,20 +57,31 @@ class Speculation:
         """By sequence number, of these that decode. ``room``: tokens left of the pass."""
         if not sequences:
             return {}
-        self._active = self._judge.pays(len(sequences))
+        self._active = not self._failed and self._judge.pays(len(sequences))
         if not self._active:
             return {}
         each = min(self._most, min(room, self._rows) // len(sequences))
         asks = [ask for sequence in sequences if (ask := _ask(sequence, each, reach))]
         if not asks:
             return {}
-        found = self._proposer.propose(asks)
+        found = self._propose(asks)
         by_number = {sequence.number: sequence for sequence in sequences}
         fitting = {
             ask.sequence: _fitting(by_number[ask.sequence], found.get(ask.sequence, ())[: ask.most])
             for ask in asks
         }
         return {number: drafts for number, drafts in fitting.items() if drafts}
+
+    def _propose(self, asks: View[Ask]) -> Mapping[int, View[int]]:
+        """A proposer that fails is not asked again: answers need no drafts."""
+        try:
+            return self._proposer.propose(asks)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            log.error("no more drafts are made: the proposer failed", exc_info=error)
+            self._failed, self._active = True, False
+            return {}
 
     def kept(self, tenant: str, *, drafts: int, kept: int) -> None:
         """A pass verified drafts of a sequence."""
@@ -77,7 +91,7 @@ class Speculation:
         """A pass that only decoded took so long."""
         if sequences:
             self._judge.took(seconds, sequences=sequences, verified=verified, kept=kept)
-            self._active = self._judge.pays(sequences)
+            self._active = not self._failed and self._judge.pays(sequences)
 
     def forget(self, sequence: int) -> None:
         self._proposer.forget(sequence)

@@ -246,6 +246,22 @@ def test_a_pass_that_fails_gives_back_what_it_was_to_draw() -> None:
     assert request.spent == request.generated
 
 
+def test_a_proposer_that_fails_is_not_asked_again(ahead: bool) -> None:
+    proposer = FakeProposer()
+    engine = harness(proposer, ahead=ahead)
+    engine.submit(max_tokens=20)
+    engine.step(3)
+    proposer.wrong = lambda position: bool(1 / 0)
+    engine.run()
+    asked = len(proposer.asked)
+    engine.submit("r2", max_tokens=9)
+    engine.run()
+    assert engine.tokens() == alone([5, 6, 7], 20, seed=7)[0]
+    assert engine.tokens("r2") == alone([5, 6, 7], 9, seed=7)[0]
+    assert len(proposer.asked) == asked
+    assert engine.core.pool.holdings(Kind.KV) == 0
+
+
 def test_drafts_are_kept_as_far_as_the_draws_in_their_place_agree() -> None:
     draws = [object()] * 2
     chunk = Chunk(sequence=1, tokens=[9, 4, 5], start=0, pages=[0], draw=draws[0], drafts=draws)  # type: ignore[arg-type]
