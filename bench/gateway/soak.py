@@ -4,8 +4,8 @@
 
 The same stack as ``python -m bench.gateway``; a tenth of the requests is streamed, and each
 hundredth client leaves in the middle. Memory is looked at after each tenth, once the ledger has
-every request of it. The first two warm up: pools, caches and the allocator's arenas fill. From then
-on the growth is the slope of a straight line. Exits with 1 where it is more than LIMIT.
+every request of it. The first three warm up: pools, caches and the allocator's arenas fill. From
+then on the growth is the slope of a straight line. Exits with 1 where it is more than LIMIT.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bench.gateway.stack import NotSettled, Stack, resident_bytes, stack
 from engine.bench.rows import Row
 
 SAMPLES = 10
-WARM_UP = 2  # of them
+WARM_UP = 3  # of them
 LIMIT = 1.0  # MiB for 100,000 requests
 LEAVING_EACH = 100
 
