@@ -21,7 +21,7 @@ FOCUS_PYTHON ?= python3.12
 DEMO := .data/demo/smollm2-135m-instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak soak-gateway test-compat test-clients test-ray test-focus test-wheel bench-cpu bench-gpu report clean
+.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-chaos soak-gateway test-compat test-clients test-ray test-focus test-wheel bench-cpu bench-gpu report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ lint: .venv/dev-ready ## format, lint, types and imports, without tests
 test-soak: .venv/dev-ready ## kill gateway and engine 400 times under load and batches, checking the books (KILLS, SEED)
 	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_batches.py \
 		tests/faults/test_handoff_kills.py $(ARGS)
+
+test-chaos: .venv/dev-ready ## kill and hang gateways, engines, Redis and Postgres under load (ROUNDS, SEED)
+	ROUNDS=$(or $(ROUNDS),100) $(BIN)/python -m pytest tests/faults/test_chaos.py $(ARGS)
 
 soak-gateway: .venv/dev-ready ## send 100,000 requests through a gateway: does its memory stay flat? (REQUESTS)
 	$(BIN)/python -m bench.gateway.soak --requests $(or $(REQUESTS),100000) $(ARGS)
