@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 MOST = 1 << 17  # beginnings that are remembered
 DEEPEST = 32  # pages; conversations that agree for longer are one
-STRIDE = 8  # past the first page, of how many tokens one is looked at
+STRIDE = 16  # past the first page, of how many tokens one is looked at: each may be a cache miss
 
 S = TypeVar("S")
 
@@ -27,7 +27,7 @@ class Prefixes(Generic[S]):
         key, start, pages = salt, 0, 1
         # Of the last page a token is left to compute: it is nobody's beginning.
         while (end := pages * page_tokens) < len(tokens) and pages <= DEEPEST:
-            key = hash((key, tuple(tokens[start : end : STRIDE if start else 1])))
+            key = hash((key, tuple(tokens[start : end : STRIDE if start else 2])))
             found.append(key)
             start, pages = end, pages * 2
         found.reverse()
