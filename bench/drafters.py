@@ -1,6 +1,6 @@
 """How many drafts of each kind are kept on the demo base, and so how many tokens a pass brings.
 
-    python -m bench.speculation --model DIR --speculators DIR [--tokens 64] [--drafts 3]
+    python -m bench.drafters --model DIR --speculators DIR [--tokens 64] [--drafts 3]
 
 One stream of greedy answers to those prompts of ``tests/e2e/json_prompts.txt`` that no lesson has,
 so that no drafter has learned from them, and to requests for a passage of
@@ -12,6 +12,7 @@ a product over more rows rounds otherwise (``--deterministic`` leaves no excepti
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ from engine.speculation.proposer import Ask
 from engine.speculation.settings import Method, SpeculationSettings
 from engine.step import Chunk, Draw, StepPlan
 
-NAME = "speculation"  # of the file of results
+NAME = "drafters"  # of the file of results
+FOLDERS = re.compile(r"(--model|--speculators) \S+")  # where they lay is of no interest
 GREEDY = Sampling(temperature=0.0)
 PROMPTS = Path("tests/e2e/json_prompts.txt")
 COPY = "Repeat this text word for word:\n\n{}"
@@ -157,7 +159,8 @@ def keep(found: list[Row], methods: Sequence[str]) -> Path:
     """Beside the stored rows of other methods."""
     others = [row for row in read(NAME) if str(row["metric"]).partition(",")[0] not in methods]
     path = write(found, NAME, ["torch"])
-    path.write_text(json.dumps([*others, *read(NAME)], indent=1) + "\n")
+    fresh = [row | {"command": FOLDERS.sub(r"\1 DIR", str(row["command"]))} for row in read(NAME)]
+    path.write_text(json.dumps([*others, *fresh], indent=1) + "\n")
     return path
 
 
@@ -166,15 +169,15 @@ def rows(name: str, kind: str, tally: Tally, plain: list[list[int]] | None) -> l
     if tally.verified:
         if plain is not None:
             same = sum(map(list.__eq__, tally.answers, plain))
-            found.append(("answers as without drafts", same / len(plain), ""))
+            found.append(("answers as without drafts", same / len(plain), "share"))
         found.append(("drafts kept a verifying pass", tally.kept / tally.verified, "tokens"))
-        found.append(("share of drafts kept", tally.kept / tally.drafts, ""))
-        found.append(("passes that verify", tally.verified / tally.passes, ""))
+        found.append(("share of drafts kept", tally.kept / tally.drafts, "share"))
+        found.append(("passes that verify", tally.verified / tally.passes, "share"))
         for place, count in enumerate(tally.kept_at):
-            found.append((f"draft {place + 1} kept", count / tally.verified, ""))
+            found.append((f"draft {place + 1} kept", count / tally.verified, "share"))
     return [
         Row(
-            bench="speculation",
+            bench="drafters",
             model="smollm2-135m",
             format="gptq",
             rank=0,
@@ -190,7 +193,7 @@ def rows(name: str, kind: str, tally: Tally, plain: list[list[int]] | None) -> l
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.speculation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.drafters", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="the demo's 4-bit checkpoint")
     parser.add_argument("--speculators", type=Path, required=True, help="made by demo-speculators")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
