@@ -21,10 +21,10 @@ FOCUS_PYTHON ?= python3.12
 DEMO := .data/demo/smollm2-135m-instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-chaos soak-gateway test-compat test-clients test-ray test-focus test-wheel bench-cpu bench-gpu report clean
+.PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-chaos soak-gateway test-compat test-clients test-ray test-focus test-wheel bench-cpu bench-dashboard bench-gpu report clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-17s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  Arguments are passed with ARGS, e.g. make serve ARGS="--port 9000 --open"'
 
 setup: .venv/dev-ready ## make .venv with everything development needs
@@ -87,6 +87,10 @@ test-focus: .venv/dev-ready ## hold exported bills to FOCUS's own validator (FOC
 
 bench-cpu: .venv/dev-ready ## measure serving on this CPU, into bench/results
 	$(BIN)/python -m bench.cpu $(ARGS)
+
+bench-dashboard: .venv/dev-ready ## measure each page over millions of roll-ups, on Postgres and SQLite, into bench/results
+	$(BIN)/python -m bench.dashboard --store $(ARGS)
+	$(BIN)/python -m bench.dashboard --sqlite --store $(ARGS)
 
 bench-gpu: $(GPU_READY) ## measure kernels and steps on this GPU, into bench/results
 	$(GPU_PYTHON) -m engine bench all $(ARGS)

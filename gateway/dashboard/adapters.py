@@ -81,8 +81,9 @@ async def adapters(visit: Visit) -> dict[str, Any]:
 
 async def _used(visit: Visit, project: str) -> Mapping[str, Usage]:
     month = timespan_of({"range": "month"}, visit.zone, visit.now)
-    lines = await visit.report(project or None).lines(month.window, ("adapter_id",))
-    return {line.group[0]: line.usage for line in lines}
+    report = visit.report(project or None)
+    sums = await report.within(month.window, group_by=("adapter_id",))
+    return {adapter: usage for (adapter,), usage in sums.items()}
 
 
 def _alias(row: AdapterAlias, named: Mapping[str, str]) -> Alias:

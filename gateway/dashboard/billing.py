@@ -63,8 +63,9 @@ async def _months(visit: Visit, this: datetime, closed: Mapping[date, datetime])
     while len(firsts) < MONTHS:
         firsts.append((firsts[-1] - timedelta(days=1)).replace(day=1))
     start = datetime(firsts[-1].year, firsts[-1].month, 1, tzinfo=this.tzinfo)
-    lines = await visit.report().lines(Window(start, visit.now), ("period",))
-    sums = {date.fromisoformat(line.group[0][:10]): line.usage for line in lines}
+    window = Window(start, this + timedelta(days=32))  # nothing is beyond now
+    found = await visit.report().within(window, group_by=("period",))
+    sums = {date.fromisoformat(period[:10]): usage for (period,), usage in found.items()}
     oldest = min(sums, default=firsts[0])
     return [
         Month(first, sums.get(first, Usage()), closed.get(first))

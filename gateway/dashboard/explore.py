@@ -77,7 +77,7 @@ class Question:
 
 async def explore(visit: Visit) -> Content:
     question = question_of(visit)
-    span = timespan_of(visit.query, visit.zone, visit.now, default="30d")
+    span = timespan_of(visit.query, visit.days_zone, visit.now, default="30d")
     names = await Names.of(visit)
     report = visit.report()
     named = await names.namer(question.by)
@@ -207,7 +207,7 @@ def _csv(
     grouped = () if question.by == NONE else (f"{question.by}_id", question.by)
     rows: list[list[object]] = [["start", "end", *grouped, *COLUMNS]]
     for start, end, bucket in zip(edges, edges[1:], buckets, strict=False):
-        when = [at.astimezone(visit.zone).isoformat() for at in (start, end)]
+        when = [at.astimezone(visit.days_zone).isoformat() for at in (start, end)]
         for group, usage in sorted(bucket.items()):
             who = [] if question.by == NONE else [_key(group), named(_key(group))]
             rows.append([

@@ -76,7 +76,8 @@ def _may_see(visit: Visit, project: Project) -> bool:
 async def _lines(visit: Visit, project: Project) -> list[Line]:
     month = timespan_of({"range": "month"}, visit.zone, visit.now)
     report = visit.report(project.id)
-    used = {line.group[0]: line.usage for line in await report.lines(month.window, ("key_id",))}
+    sums = await report.within(month.window, group_by=("key_id",))
+    used = {key: usage for (key,), usage in sums.items()}
     accounts = {row.id: row.name for row in await visit.rows.accounts(project.id)}
     return [
         Line(row, used.get(row.id, Usage()), accounts.get(row.service_account_id or "", ""),

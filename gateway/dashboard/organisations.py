@@ -17,7 +17,7 @@ async def organisations(visit: Visit) -> dict[str, Any]:
     target = visit.query.get("for", "")
     if not target.startswith(f"{ROOT}/") or "?" in target:
         target = f"{ROOT}/"
-    span = timespan_of({"range": "month"}, visit.zone, visit.now)
+    span = timespan_of({"range": "month"}, visit.days_zone, visit.now)
     rows = [
         row
         for row in await IdentityRepository(visit.session).organisations()

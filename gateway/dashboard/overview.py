@@ -53,7 +53,7 @@ class Pace:
 
 
 async def overview(visit: Visit) -> dict[str, Any]:
-    span = timespan_of(visit.query, visit.zone, visit.now)
+    span = timespan_of(visit.query, visit.days_zone, visit.now)
     report = visit.report()
     owner: Group = "project_id" if visit.organisation else "organisation_id"
     buckets = await report.between(span.edges, group_by=("model",))

@@ -36,10 +36,8 @@ async def people(visit: Visit) -> dict[str, Any]:
     )
     keys, names = await visit.rows.key_counts(), {row.id: row.name for row in projects}
     month = timespan_of({"range": "month"}, visit.zone, visit.now)
-    used = {
-        line.group[0]: line.usage
-        for line in await visit.report().lines(month.window, ("project_id",))
-    }
+    sums = await visit.report().within(month.window, group_by=("project_id",))
+    used = {project: usage for (project,), usage in sums.items()}
     return {
         "projects": [
             Work(

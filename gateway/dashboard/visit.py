@@ -42,6 +42,11 @@ class Visit:
         return self.viewer.acting_in(self.organisation)
 
     @property
+    def days_zone(self) -> ZoneInfo:
+        """Whose days sums are cut into: over all organisations UTC's, as they are kept."""
+        return self.zone if self.organisation else ZoneInfo("UTC")
+
+    @property
     def rows(self) -> OrganisationRepository:
         assert self.organisation, "this page is of one organisation"
         return OrganisationRepository(self.session, self.organisation)

@@ -66,3 +66,12 @@ async def test_a_day_in_another_zone_is_that_zones_day(served, browser):
         begin = (midnight - timedelta(days=6)).astimezone(UTC)
         events = [e for e in served.world.events_of("acme") if e.started_at >= begin]
         assert await exact(page, "requests") == f"{len(events):,}"
+
+
+async def test_days_over_all_organisations_are_those_of_utc_and_it_says_so(served, browser):
+    async with browser.page("operator", "/?range=7d&zone=Asia/Kathmandu", zone="UTC") as page:
+        assert "Days are those of UTC" in await page.inner_text("main")
+        today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        events = [e for e in served.world.events if e.started_at >= today - timedelta(days=6)]
+        assert await exact(page, "requests") == f"{len(events):,}"
+        assert await audit(page) == []
