@@ -38,6 +38,11 @@ class Asgi(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
+def body_patience() -> Patience:
+    """For the requests of one loop: how long each piece of a body is waited for."""
+    return Patience(BODY_SECONDS)
+
+
 class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
@@ -48,7 +53,7 @@ class Request:
     __slots__ = ("_headers", "_patience", "_receive", "_scope", "method", "path", "peer")
 
     def __init__(self, scope: Scope, receive: Receive, patience: Patience | None = None) -> None:
-        """``patience``: of BODY_SECONDS, shared by the requests of a loop."""
+        """``patience``: as ``body_patience``, shared by the requests of a loop."""
         self._scope = scope
         self._patience = patience
         self.method: str = scope["method"]

@@ -15,7 +15,6 @@ from gateway.catalog.target import Target
 from gateway.errors import GatewayError
 from gateway.health import Health
 from gateway.http import (
-    BODY_SECONDS,
     Asgi,
     ClientGone,
     Message,
@@ -24,6 +23,7 @@ from gateway.http import (
     Request,
     Scope,
     Send,
+    body_patience,
 )
 from gateway.identity.principal import Principal
 from gateway.ids import new_id
@@ -35,7 +35,6 @@ from gateway.inference.pipeline import Endpoint, Pipeline
 from gateway.inference.services import Services
 from gateway.inference.tokenization import Tokenization
 from gateway.log import logger
-from gateway.patience import Patience
 
 MODEL = "/v1/models/"
 CLIENT_GONE = 499  # for log and metrics; nobody is there to receive it
@@ -88,7 +87,7 @@ class Routes:
         self._completion = Endpoint(intake.completion, CompletionFrames)
         self._embedding = Endpoint(intake.embedding, EmbeddingFrames)
         self._log = logger("gateway.request").bind()  # once, not for each line
-        self._patience = Patience(BODY_SECONDS)
+        self._patience = body_patience()
         self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
         self._routes = {
             "/v1/chat/completions": Route("/v1/chat/completions", ("POST",), self._chats),
