@@ -117,7 +117,8 @@ class RandomModel:
                  masked=True)
             for row in range(len(turns))
         ]  # fmt: skip
-        read = draw(logits, draws, None, TokenMasks.of(masks, range(len(turns)))).read()
+        rows = np.array([masks.rows[row] for row in range(len(turns))], dtype=np.int32)
+        read = draw(logits, draws, None, TokenMasks(rows, masks.bits)).read()
         assert all(drawn.token is not None for drawn in read), "a grammar left no token"
         return [drawn.token or 0 for drawn in read]
 

@@ -50,11 +50,11 @@ def _add_usage(router: APIRouter, desk: AdminDesk, kind: str) -> None:
         async with desk.reading(request) as visit:
             query = usage_query(request.query_params, visit.now)
             report = UsageReport(visit.session, visit.who.organisation)
-            columns = (*query.columns(USAGE_GROUPS), *TOLD_APART)
+            columns = tuple(dict.fromkeys((*query.columns(USAGE_GROUPS), *TOLD_APART)))
             buckets = await report.buckets(
                 query.span.window, query.span.width, group_by=columns, only=query.only
             )
-            shown = [_bucket(each, _used(each.lines, query, kind)) for each in buckets]
+            shown = [_bucket(each, _used(each.lines, columns, query, kind)) for each in buckets]
             return _page(query.span, shown)
 
 
@@ -76,13 +76,13 @@ def _bucket(bucket: Bucket, results: list[Json]) -> Json:
     }
 
 
-def _used(lines: Sequence[Line], query: Query, kind: str) -> list[Json]:
+def _used(lines: Sequence[Line], columns: Sequence[Group], query: Query, kind: str) -> list[Json]:
     shown: dict[tuple[Any, ...], tuple[Json, Usage]] = {}
     for line in lines:
         named = _named(line, query, USAGE_GROUPS)
-        endpoint, tier = line.group[-len(TOLD_APART) :]
-        is_batch = tier == BATCH_TIER
-        if (endpoint == EMBEDDINGS) != (kind == EMBEDDINGS):
+        facts = dict(zip(columns, line.group, strict=True))
+        is_batch = facts["tier"] == BATCH_TIER
+        if (facts["endpoint"] == EMBEDDINGS) != (kind == EMBEDDINGS):
             continue
         if query.batch not in (None, is_batch):
             continue

@@ -27,15 +27,15 @@ async def test_a_person_is_added_changed_and_removed(served, browser):
         await page.fill("#u-email", "no address")
         await page.click("form:has(#u-email) button")
         assert "not an e-mail address" in await page.inner_text("[role=alert]")
-        await page.fill("#u-email", "Ada@acme.example")
+        await page.fill("#u-email", "Newcomer@acme.example")
         await page.click("form:has(#u-email) button")
-        row = page.locator('[data-person="ada@acme.example"]')
+        row = page.locator('[data-person="newcomer@acme.example"]')
         assert "no sign-in" in await row.inner_text()
         await row.locator("select").select_option("developer")
         await row.locator("button:has-text('Give')").click()
         assert "was viewer and is developer" in await page.inner_text("[role=status]")
         await row.locator(".bad").click()
-        assert await page.locator('[data-person="ada@acme.example"]').count() == 0
+        assert await page.locator('[data-person="newcomer@acme.example"]').count() == 0
     async with served.world.database.reading() as session:
         found = await AuditRepository(session, acme).newest_first(3)
     assert [each.type for each in found] == ["user.deleted", "user.updated", "user.added"]

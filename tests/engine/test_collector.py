@@ -1,4 +1,3 @@
-import gc
 import subprocess
 import sys
 
@@ -55,4 +54,3 @@ def test_a_loop_that_never_rests_looks_once_in_a_long_while():
 def test_python_does_not_look_at_everything_by_itself():
     script = SCRIPT.replace("BEFORE", "1")
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    assert gc.get_threshold()[2] < 1000  # that was another process

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.adapter_api.callers import Caller
 from gateway.adapter_api.publisher import Publisher
 from gateway.catalog.models import UploadState
 from gateway.catalog.repository import CatalogRepository
@@ -274,8 +275,9 @@ async def test_gateways_that_publish_one_name_at_once_take_numbers_of_their_own(
         Publisher(one.database, one.staging, one._store, one._bases, one._canary, quota=one.quota)
         for _ in rows
     ]
+    who = Caller(world.live.authenticate(world.keys["acme"]), rows[0].project_id)
     accepted = await asyncio.gather(
-        *(each.finish(row, {}) for each, row in zip(others, rows, strict=True))
+        *(each.finish(row, who, {}) for each, row in zip(others, rows, strict=True))
     )
     assert sorted(each.adapter.version for each in accepted) == [1, 2, 3, 4]
     assert world.leftovers == []

@@ -257,7 +257,7 @@ def test_usage_prices_and_settling(shell):
     price = ("--input", "0.15", "--cached-input", "0.015", "--output", "0.6")
     shell.ok("price", "set", "smol", *price)
     assert shell.ok("price", "list")[0]["cached_input"] == "0.015"
-    usage_log = UsageLog(DataDir(shell.data_dir).usage_log)
+    usage_log = UsageLog(DataDir(shell.data_dir).usage_log(0))
 
     async def serve_a_little() -> None:
         recorder = await Recorder.open(usage_log)

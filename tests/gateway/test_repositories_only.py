@@ -7,7 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STATEMENTS = {"select", "insert", "update", "delete", "text"}
-ALLOWED = {ROOT / "gateway/db.py"}  # TenantRepository adds the predicate
+ALLOWED = {
+    ROOT / "gateway/db.py",  # TenantRepository adds the predicate
+    ROOT / "gateway/backup/databases.py",  # of whole databases, which may be of an older schema
+}
 
 
 def statements(source: str) -> list[str]:

@@ -120,8 +120,10 @@ async def test_a_roll_up_that_was_tampered_with_shows_after_its_day_went_too(boo
     await books.retention.drop()
     async with books.database.unit_of_work() as session:
         await session.execute(text("UPDATE usage_rollup SET output_nano = output_nano + 1"))
-    [difference] = await books.differences()
-    assert difference.startswith("dropped days: nano-dollars before 2026-09-30")
+    differences = await books.differences()
+    assert any(
+        each.startswith("dropped days: nano-dollars before 2026-09-30") for each in differences
+    )
 
 
 async def test_what_an_engine_remembers_of_a_day_that_went_is_no_difference(books):

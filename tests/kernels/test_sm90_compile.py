@@ -200,7 +200,7 @@ def test_ragged_prefill(page, head_dim, rows, columns, warps, stages, parted, dt
     kernel = compile_kernel(
         _prefill_kernel, signature, constants, warps=warps, stages=stages, aligned=aligned
     )
-    check(kernel, registers=255, spilled=160 if columns == 128 else 0)  # outside the loop
+    check(kernel, registers=255, spilled=160 if columns == 128 else 8)  # outside the loop
     wanted = "HMMA" if rows == 16 else "HGMMA"
     assert any(wanted in text for text in kernel.main_loop)
     assert sum(bool(re.search(r"\b(LDL|STL)\b", text)) for text in kernel.main_loop) <= 1
