@@ -59,7 +59,7 @@ def test_what_cannot_be_served_is_one_line_and_a_status(tmp_path: Path):
             "holds no config.json": ("--model", str(tmp_path), *data),
             "--data-dir": ("--demo", "--data-dir", "/proc/nothing"),
             "nothing to serve": data,
-            "not possible": ("--demo", "--tensor-parallel-size", "2", *data),
+            "must be at least 1": ("--demo", "--tensor-parallel-size", "0", *data),
         }
         for reason, arguments in cases.items():
             ran = loratorio("serve", *arguments)
