@@ -1,10 +1,18 @@
-"""Names of keys and adapter versions, also of those that have ended: usage outlives them."""
+"""Names of what the ledger knows by id, also of what has ended: usage outlives it.
+
+Columns are read and no objects made of them: for an operator there are thousands.
+"""
+
+from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.catalog.models import Adapter
-from gateway.identity.models import ApiKey, Project
+from gateway.identity.models import ApiKey, Organisation, Project
+
+ARCHIVED = " (archived)"
 
 
 class NameRepository:
@@ -13,6 +21,30 @@ class NameRepository:
     def __init__(self, session: AsyncSession, organisation: str | None) -> None:
         self._session = session
         self._organisation = organisation
+
+    async def payers(self) -> Sequence[Any]:
+        """(id, name, billing) of each organisation."""
+        statement = select(Organisation.id, Organisation.name, Organisation.billing)
+        if self._organisation is not None:
+            statement = statement.where(Organisation.id == self._organisation)
+        return (await self._session.execute(statement)).all()
+
+    async def organisations(self) -> dict[str, str]:
+        return {id: name for id, name, _ in await self.payers()}
+
+    async def projects(self) -> dict[str, str]:
+        """With their organisation's name, where there are several."""
+        statement = select(Project.id, Organisation.name, Project.name, Project.archived_at).join(
+            Organisation, Organisation.id == Project.organisation_id
+        )
+        if self._organisation is not None:
+            statement = statement.where(Project.organisation_id == self._organisation)
+        rows = await self._session.execute(statement)
+        return {
+            id: (name if self._organisation else f"{organisation}/{name}")
+            + (ARCHIVED if archived_at else "")
+            for id, organisation, name, archived_at in rows
+        }
 
     async def keys(self) -> dict[str, str]:
         statement = select(ApiKey.id, ApiKey.name, ApiKey.last4)

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from gateway.dashboard.name_repository import NameRepository
 from gateway.dashboard.visit import Visit
-from gateway.identity.models import Project
-from gateway.identity.repository import IdentityRepository
 
 NOBODY = "(none)"
 BASE = "(base model)"
@@ -22,15 +20,9 @@ class Names:
 
     @classmethod
     async def of(cls, visit: Visit) -> "Names":
-        if visit.organisation:
-            rows = await visit.rows.projects(archived=True)
-            projects = {row.id: _name(row) for row in rows}
-            return cls(visit, projects, projects)
-        everybody = IdentityRepository(visit.session)
-        owners = {row.id: row.name for row in await everybody.organisations()}
-        projects = {
-            row.id: f"{row.organisation.name}/{row.name}" for row in await everybody.projects()
-        }
+        rows = NameRepository(visit.session, visit.organisation or None)
+        projects = await rows.projects()
+        owners = projects if visit.organisation else await rows.organisations()
         return cls(visit, owners, projects)
 
     def of_owner(self, owner: str) -> str:
@@ -52,7 +44,3 @@ class Names:
             adapters = await rows.adapters()
             return lambda adapter: adapters.get(adapter) or adapter or BASE
         return lambda text: text or NOBODY
-
-
-def _name(row: Project) -> str:
-    return f"{row.name} (archived)" if row.archived_at else row.name

@@ -3,10 +3,10 @@
 from typing import Any
 from urllib.parse import urlencode
 
+from gateway.dashboard.name_repository import NameRepository
 from gateway.dashboard.page import OPERATORS, Page
 from gateway.dashboard.timespan import timespan_of
 from gateway.dashboard.visit import ROOT, Visit
-from gateway.identity.repository import IdentityRepository
 from gateway.usage.report import Usage
 
 MOST_SHOWN = 200
@@ -20,7 +20,7 @@ async def organisations(visit: Visit) -> dict[str, Any]:
     span = timespan_of({"range": "month"}, visit.days_zone, visit.now)
     rows = [
         row
-        for row in await IdentityRepository(visit.session).organisations()
+        for row in await NameRepository(visit.session, None).payers()
         if wanted in row.name.lower() or wanted == row.id
     ]
     spent = {
