@@ -27,6 +27,19 @@ SEGMENT_TILE = SEGMENT_TILES[0]
 Ints = npt.NDArray[np.int32]
 
 
+def enter_segments(table: Ints, adapters: npt.NDArray[np.integer]) -> None:
+    """Consecutive rows of one adapter, at most a tile of them. ``adapters``: of each row in use."""
+    at = np.arange(len(adapters))
+    first = np.ones(len(adapters), dtype=bool)
+    first[1:] = adapters[1:] != adapters[:-1]
+    since = at - np.maximum.accumulate(np.where(first, at, 0))
+    start = np.flatnonzero(since % SEGMENT_TILE == 0)
+    table[:, START : ADAPTER + 1] = (0, 0, NO_ADAPTER)
+    table[: len(start), START] = start
+    table[: len(start), LENGTH] = np.diff(start, append=len(adapters))
+    table[: len(start), ADAPTER] = adapters[start]
+
+
 class DecodeTable:
     """Belongs to the engine loop's thread."""
 
@@ -56,7 +69,8 @@ class DecodeTable:
         table[:, SOURCE] = sources
         table[:, QUERY] = 1  # token; none in a row past the batch
         self.packed[count:rows, :COLUMNS] = UNUSED
-        self._segment(np.fromiter((chunk.adapter for chunk in chunks), np.int32, count), rows)
+        adapters = np.fromiter((chunk.adapter for chunk in chunks), np.int32, count)
+        enter_segments(self.packed[:rows], adapters)
         self._throw(chunks)
         return COLUMNS + int(page.max()) + 1
 
@@ -82,19 +96,6 @@ class DecodeTable:
         self._floats[row, TEMPERATURE] = wanted.temperature
         self._floats[row, TOP_P] = wanted.top_p
         self._floats[row, MIN_P] = wanted.min_p
-
-    def _segment(self, adapters: Ints, rows: int) -> None:
-        """Consecutive rows of one adapter, at most a tile of them."""
-        at = np.arange(len(adapters))
-        first = np.ones(len(adapters), dtype=bool)
-        first[1:] = adapters[1:] != adapters[:-1]
-        since = at - np.maximum.accumulate(np.where(first, at, 0))
-        start = np.flatnonzero(since % SEGMENT_TILE == 0)
-        table = self.packed[:rows]
-        table[:, START : ADAPTER + 1] = (0, 0, NO_ADAPTER)
-        table[: len(start), START] = start
-        table[: len(start), LENGTH] = np.diff(start, append=len(adapters))
-        table[: len(start), ADAPTER] = adapters[start]
 
     def _throw(self, chunks: Sequence[Chunk]) -> None:
         """The random numbers of rows that are not greedy."""

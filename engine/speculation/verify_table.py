@@ -13,25 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.decode_table import (
-    ADAPTER,
     COLUMNS,
     CONTEXT,
-    LENGTH,
     MIN_P,
     POSITION,
     QUERY,
-    SEGMENT_TILE,
     SLOT,
-    START,
     TEMPERATURE,
     TOKEN,
     TOP_K,
     TOP_P,
     UNIFORM,
     UNUSED,
+    enter_segments,
 )
 from engine.page_size import pages_of_tokens
-from engine.step import NO_ADAPTER, Chunk, Draw
+from engine.step import Chunk, Draw
 from kernels.philox import uniforms
 
 Ints = npt.NDArray[np.int32]
@@ -67,7 +64,7 @@ class VerifyTable:
         table[at, TOKEN] = [token for chunk in chunks for token in chunk.tokens]
         table[at, POSITION] = positions
         table[at, SLOT] = table[of, COLUMNS + page] * self._page_tokens + offset
-        self._segment(np.repeat([chunk.adapter for chunk in chunks], Q), rows)
+        enter_segments(table[:rows], np.repeat([chunk.adapter for chunk in chunks], Q))
         self._draws(at, [draw for chunk in chunks for draw in chunk.draws])
         return COLUMNS + pages_of_tokens(int(positions.max()) + 1, self._page_tokens)
 
@@ -84,16 +81,3 @@ class VerifyTable:
         if warm:
             found = uniforms([draws[i].seed for i in warm], [draws[i].position for i in warm])
             self._floats[at[warm], UNIFORM] = found.numpy()
-
-    def _segment(self, adapters: npt.NDArray[np.int64], rows: int) -> None:
-        """Consecutive rows of one adapter, at most a tile of them."""
-        at = np.arange(len(adapters))
-        first = np.ones(len(adapters), dtype=bool)
-        first[1:] = adapters[1:] != adapters[:-1]
-        since = at - np.maximum.accumulate(np.where(first, at, 0))
-        start = np.flatnonzero(since % SEGMENT_TILE == 0)
-        table = self.packed[:rows]
-        table[:, START : ADAPTER + 1] = (0, 0, NO_ADAPTER)
-        table[: len(start), START] = start
-        table[: len(start), LENGTH] = np.diff(start, append=len(adapters))
-        table[: len(start), ADAPTER] = adapters[start]
