@@ -103,7 +103,23 @@ class UsageEvent(Tenanted):
     batch: Mapped[int] = mapped_column(BigInteger)
 
 
-class UsageRollup(Tenanted):
+class Summed:
+    """What roll-ups add up: ``rollup_repository.SUMS``."""
+
+    events: Mapped[int] = mapped_column(BigInteger)  # lines of the ledger, of any kind
+    requests: Mapped[int] = mapped_column(BigInteger)
+    unpriced: Mapped[int] = mapped_column(BigInteger)  # requests without a price so far
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    storage_byte_hours: Mapped[int] = mapped_column(BigInteger)
+    input_nano: Mapped[int] = mapped_column(BigInteger)
+    cached_nano: Mapped[int] = mapped_column(BigInteger)
+    output_nano: Mapped[int] = mapped_column(BigInteger)
+    storage_nano: Mapped[int] = mapped_column(BigInteger)
+
+
+class UsageRollup(Summed, Tenanted):
     """Events of one quarter of an hour that agree in everything that is asked by, added up.
 
     Empty strings stand for what an event has not: a key cannot hold NULL.
@@ -124,20 +140,9 @@ class UsageRollup(Tenanted):
     endpoint: Mapped[str] = mapped_column(String(64), primary_key=True)
     price_id: Mapped[str] = mapped_column(String(40), primary_key=True)
     organisation_id: Mapped[str] = mapped_column(String(40))
-    events: Mapped[int] = mapped_column(BigInteger)  # lines of the ledger, of any kind
-    requests: Mapped[int] = mapped_column(BigInteger)
-    unpriced: Mapped[int] = mapped_column(BigInteger)  # requests without a price so far
-    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
-    cached_tokens: Mapped[int] = mapped_column(BigInteger)
-    completion_tokens: Mapped[int] = mapped_column(BigInteger)
-    storage_byte_hours: Mapped[int] = mapped_column(BigInteger)
-    input_nano: Mapped[int] = mapped_column(BigInteger)
-    cached_nano: Mapped[int] = mapped_column(BigInteger)
-    output_nano: Mapped[int] = mapped_column(BigInteger)
-    storage_nano: Mapped[int] = mapped_column(BigInteger)
 
 
-class UsageDay(Tenanted):
+class UsageDay(Summed, Tenanted):
     """The roll-ups of a day of UTC added up, without keys, customers, prices and months: what a
     view over very many quarters of an hour reads instead of them. Several times, by grain: what a
     grain does not tell apart is "" in its rows."""
@@ -154,17 +159,6 @@ class UsageDay(Tenanted):
     adapter_id: Mapped[str] = mapped_column(String(40), primary_key=True)
     endpoint: Mapped[str] = mapped_column(String(64), primary_key=True)
     organisation_id: Mapped[str] = mapped_column(String(40))
-    events: Mapped[int] = mapped_column(BigInteger)
-    requests: Mapped[int] = mapped_column(BigInteger)
-    unpriced: Mapped[int] = mapped_column(BigInteger)
-    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
-    cached_tokens: Mapped[int] = mapped_column(BigInteger)
-    completion_tokens: Mapped[int] = mapped_column(BigInteger)
-    storage_byte_hours: Mapped[int] = mapped_column(BigInteger)
-    input_nano: Mapped[int] = mapped_column(BigInteger)
-    cached_nano: Mapped[int] = mapped_column(BigInteger)
-    output_nano: Mapped[int] = mapped_column(BigInteger)
-    storage_nano: Mapped[int] = mapped_column(BigInteger)
 
 
 class UsagePace(Tenanted):
