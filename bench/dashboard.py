@@ -9,7 +9,6 @@ network. Told is the time from the request to the complete answer, by rank: P50 
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ import httpx2
 from bench import cpu_rows
 from bench.dashboard_fill import Size, fill
 from engine.bench.rows import Row
-from gateway.__main__ import GC_THRESHOLDS
+from gateway.__main__ import begin_serving
 from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
 from gateway.dashboard.sources import Sources
@@ -98,9 +97,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         rest = rest_application(
             health, base_model="base", is_open=False, dashboard=site.application()
         )
-        gc.collect()
-        gc.freeze()  # as a gateway that serves does
-        gc.set_threshold(*GC_THRESHOLDS)
+        begin_serving()
         found = []
         for who, pages in (("owner", TENANT_PAGES), ("operator", OPERATOR_PAGES)):
             cookie = await logins.sign_in(

@@ -29,6 +29,13 @@ GC_THRESHOLDS = (5_000, 20, 50)
 SWITCH_S = 0.001
 
 
+def begin_serving() -> None:
+    """What start-up made stays for good: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -62,9 +69,7 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     async with application.opened(), asyncio.TaskGroup() as group:
-        gc.collect()
-        gc.freeze()  # what start-up made stays for good: the collector need not look again
-        gc.set_threshold(*GC_THRESHOLDS)
+        begin_serving()
         sys.setswitchinterval(SWITCH_S)
         group.create_task(metrics.run_until_stopped())
         log.logger("gateway").info("listening", port=api.port, metrics_port=metrics.port)
