@@ -1,7 +1,6 @@
 """The composition root: every object of a gateway is made here, opened and closed in one place."""
 
 import logging
-import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -358,7 +357,7 @@ class Application:
     def _desk(self, database: Database, snapshot: LiveSnapshot, peppers: Peppers) -> AdminDesk:
         return AdminDesk(
             database,
-            lambda key: snapshot.current.keys.authenticate(key, time.time()),
+            lambda key: snapshot.recognise(key, strictly=True),
             peppers,
             bases=self._bases.names,
             operator=self._settings.operator_organisation,

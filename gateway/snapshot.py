@@ -26,6 +26,7 @@ from gateway.catalog.target import Target
 from gateway.db import Database, DatabaseUnavailable, read_epoch
 from gateway.errors import ModelNotFound, Unauthenticated
 from gateway.identity.directory import KeyDirectory, KeyEntry, tenant_of
+from gateway.identity.keys import parse
 from gateway.identity.models import ApiKey, KeyKind, Role
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
@@ -41,6 +42,7 @@ from gateway.weights import Weights
 log = logging.getLogger(__name__)
 
 PREPAID = "prepaid"
+LOOKS_APART_S = 0.05  # for keys that nobody knows
 REMEMBERED = timedelta(hours=1)  # how long an adapter's end is; requests take less
 
 
@@ -86,6 +88,7 @@ class LiveSnapshot:
         self._turn = asyncio.Lock()  # so that no older view replaces a newer one
         self._current: Snapshot | None = None
         self._confirmed_at = 0.0  # monotonic
+        self._asked_at = 0.0  # monotonic: when the database was asked last, with success or without
 
     @property
     def age_s(self) -> float:
@@ -97,15 +100,40 @@ class LiveSnapshot:
         assert self._current is not None, "the snapshot is loaded before anything is served"
         return self._current
 
-    def authenticate(self, key: str) -> Principal:
-        """Raises Unauthenticated: the same for unknown, malformed, expired and revoked keys."""
+    def authenticate(self, key: str, *, strictly: bool = False) -> Principal:
+        """Raises Unauthenticated: the same for unknown, malformed, expired and revoked keys.
+
+        ``strictly``: the open tenant answers for nobody.
+        """
         now = self._clock()
         try:
             return self.current.keys.authenticate(key, now)
         except Unauthenticated:
-            if self._open_tenant is None:
+            if strictly or self._open_tenant is None:
                 raise
             return self.current.keys.any_of(self._open_tenant, now)
+
+    async def recognise(self, key: str, *, strictly: bool = False) -> Principal:
+        """As ``authenticate``, but a key that is not known may have been made this moment, by
+        another process: it is refused only after a look at the database that began later.
+
+        Guessers share these looks, ``LOOKS_APART_S`` apart. While the database is away, what is
+        known decides.
+        """
+        try:
+            return self.authenticate(key, strictly=strictly)
+        except Unauthenticated:
+            if parse(key) is None:
+                raise
+            await self._look_after(time.monotonic())
+            return self.authenticate(key, strictly=strictly)
+
+    async def _look_after(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, self._asked_at + LOOKS_APART_S - moment))
+        async with self._turn:
+            if self._asked_at <= moment:
+                with contextlib.suppress(DatabaseUnavailable):  # whoever follows says so
+                    await self._refreshed()
 
     def holder(self, key: str) -> Principal:
         """Whose a key is, by its id. Raises Unauthenticated where it is valid no more."""
@@ -179,11 +207,14 @@ class LiveSnapshot:
     async def refresh(self) -> None:
         """Load a new snapshot if the epoch has moved. Raises DatabaseUnavailable."""
         async with self._turn:
-            asked_at = time.monotonic()
-            if self._current is None or await self._database.epoch() != self._current.epoch:
-                async with self._database.reading() as session:
-                    self._current = await self._load(session)
-            self._confirmed_at = asked_at
+            await self._refreshed()
+
+    async def _refreshed(self) -> None:
+        self._asked_at = asked_at = time.monotonic()
+        if self._current is None or await self._database.epoch() != self._current.epoch:
+            async with self._database.reading() as session:
+                self._current = await self._load(session)
+        self._confirmed_at = asked_at
 
     async def look(self) -> None:
         """Refresh, or leave it to the next poll when the database does not answer."""

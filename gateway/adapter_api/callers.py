@@ -24,7 +24,7 @@ OPERATOR = "operator"  # the project of adapters that no tenant owns
 
 
 class Gate(Protocol):
-    def identify(self, request: Request) -> Principal:
+    async def identify(self, request: Request) -> Principal:
         """Raises Unauthenticated."""
         ...
 
@@ -50,7 +50,7 @@ class Callers:
         self._gate, self._database = gate, database
 
     async def identify(self, request: Request, tenant: str | None) -> Caller:
-        principal = self._gate.identify(request)
+        principal = await self._gate.identify(request)
         if not principal.admin:
             if tenant not in (None, principal.project_name):
                 raise no_tenant(tenant)

@@ -1,6 +1,6 @@
 """Who administers, and the transaction in which it is done: the change, its audit, the epoch."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
 from gateway.identity.rights import Right, require
 
-Authenticate = Callable[[str], Principal]
+Recognise = Callable[[str], Awaitable[Principal]]  # by an API key; raises Unauthenticated
 
 
 class Visit:
@@ -51,7 +51,7 @@ class AdminDesk:
     def __init__(
         self,
         database: Database,
-        authenticate: Authenticate,
+        recognise: Recognise,
         peppers: Peppers,
         *,
         bases: Sequence[str],
@@ -60,7 +60,7 @@ class AdminDesk:
         """``operator``: the organisation that runs this server, by name; None: none does."""
         self._database = database
         self._operator = operator
-        self._authenticate = authenticate
+        self._recognise = recognise
         self.peppers = peppers
         self.bases = bases  # served names
 
@@ -71,11 +71,11 @@ class AdminDesk:
         """
 
         async def admit(request: Request) -> None:
-            self._admit(request, right)
+            await self._admit(request, right)
 
         return {"dependencies": [Depends(admit)], "openapi_extra": {"x-right": str(right)}}
 
-    def _admit(self, request: Request, right: Right) -> None:
+    async def _admit(self, request: Request, right: Right) -> None:
         """Raises Unauthenticated, PermissionDenied, or InvalidRequest for more than one key."""
         values = request.headers.getlist("authorization")
         if len(values) > 1:
@@ -83,7 +83,7 @@ class AdminDesk:
         scheme, _, key = (values[0] if values else "").strip().partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated
-        who = self._authenticate(key.strip())
+        who = await self._recognise(key.strip())
         if not who.admin:
             raise PermissionDenied("Only admin keys administer an organisation.")
         require(who, right, request.path_params.get("project_id"))

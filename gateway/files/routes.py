@@ -47,7 +47,7 @@ def caller_of(gate: Gate):  # type: ignore[no-untyped-def]
     """A dependency: whose key it is. Admin keys and keys for other routes are refused."""
 
     async def caller(request: Request) -> Principal:
-        return gate.admit(RawRequest(request.scope, request.receive))
+        return await gate.admit(RawRequest(request.scope, request.receive))
 
     return caller
 

@@ -16,7 +16,7 @@ FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 class Keys(Protocol):
-    def authenticate(self, key: str) -> Principal:
+    async def recognise(self, key: str) -> Principal:
         """Raises Unauthenticated."""
         ...
 
@@ -32,26 +32,26 @@ class Gate:
         self._hops = forwarded_hops
         self._open = open_to_this_machine
 
-    def admit(self, request: Request) -> Principal:
+    async def admit(self, request: Request) -> Principal:
         """Raises Unauthenticated, InvalidRequest for more than one key, PermissionDenied."""
-        principal = self.identify(request)
+        principal = await self.identify(request)
         if principal.admin:
             raise PermissionDenied("Admin keys cannot call inference routes.")
         return principal
 
-    def enter(self, request: Request, reply: Reply) -> Principal:
+    async def enter(self, request: Request, reply: Reply) -> Principal:
         """As ``admit``; the answer, whatever it will be, says for whom it is."""
-        principal = self.admit(request)
+        principal = await self.admit(request)
         reply.facts |= {"project": principal.project, "key": principal.key}
         reply.headers["openai-organization"] = principal.organisation
         reply.headers["openai-version"] = VERSION
         return principal
 
-    def identify(self, request: Request) -> Principal:
+    async def identify(self, request: Request) -> Principal:
         """As ``admit``, but admin keys too."""
         if self._open and not is_local(request):
             raise PermissionDenied("This server is open to clients on its own machine only.")
-        principal = self._keys.authenticate(self._key(request))
+        principal = await self._keys.recognise(self._key(request))
         require_scope(principal, request.path, address_of(request, self._hops))
         return principal
 

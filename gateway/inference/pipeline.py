@@ -47,7 +47,7 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
-        principal = self._do.gate.enter(request, reply)
+        principal = await self._do.gate.enter(request, reply)
         if not request.headers(HEADER):
             await self.answer(principal, request, reply, endpoint)
             return
@@ -103,7 +103,7 @@ class Pipeline:
 
     async def tell(self, request: Request, reply: Reply, told: Told) -> None:
         """Answer what needs no engine. It counts as a request, whatever is in it."""
-        principal = self._do.gate.enter(request, reply)
+        principal = await self._do.gate.enter(request, reply)
         await self._count(principal, reply)
         body = parse_object(await request.json_body(self._do.max_body_bytes))
         await reply.json(orjson.dumps(await told(body, principal)))

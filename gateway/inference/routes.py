@@ -189,7 +189,7 @@ class Routes:
         await reply.json(orjson.dumps(self._tokenization.info()))
 
     async def _caller(self, request: Request, reply: Reply) -> Principal:
-        principal = self._do.gate.enter(request, reply)
+        principal = await self._do.gate.enter(request, reply)
         headroom = await self._do.limiter.headroom(principal)
         reply.headers.update(headroom.headers())
         return principal
@@ -211,7 +211,7 @@ class Routes:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return {}
         try:
-            principal = self._do.gate.identify(Request(scope, receive))
+            principal = await self._do.gate.identify(Request(scope, receive))
             return (await self._do.limiter.headroom(principal)).headers()
         except GatewayError:
             return {}

@@ -32,7 +32,7 @@ async def clients(database):
         texts.append(service.issue(project, KeyTerms(), peppers=PEPPERS).text)
     live = LiveSnapshot(database, PEPPERS, base_model="smol")
     await live.refresh()
-    desk = AdminDesk(database, live.authenticate, PEPPERS, bases=["smol"], operator="acme")
+    desk = AdminDesk(database, live.recognise, PEPPERS, bases=["smol"], operator="acme")
     health = Health(Fleet(Static(()), gateway="t"), lambda: 0.0)
     app = rest_application(health, base_model="smol", is_open=False, routers=[admin_router(desk)])
     transport = httpx2.ASGITransport(app=app)

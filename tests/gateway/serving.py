@@ -115,7 +115,7 @@ class FakeSnapshot:
     })  # fmt: skip
     open_tenant: str | None = None
 
-    def authenticate(self, key: str) -> Principal:
+    async def recognise(self, key: str) -> Principal:
         if key in self.keys:
             return self.keys[key]
         if self.open_tenant:

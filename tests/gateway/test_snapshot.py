@@ -10,11 +10,12 @@ from engine.protocol import AdapterRef
 from gateway import redis
 from gateway.catalog.service import CatalogService
 from gateway.config import Secret
-from gateway.db import Database
+from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import ModelNotFound, ResourceNotFound, Unauthenticated
+from gateway.identity import keys
 from gateway.identity.pepper import Peppers
 from gateway.identity.service import IdentityService, KeyTerms
-from gateway.snapshot import LiveSnapshot
+from gateway.snapshot import LOOKS_APART_S, LiveSnapshot
 
 PEPPERS = Peppers.parse("1:" + "11" * 32, "test")
 
@@ -105,6 +106,52 @@ async def test_a_new_key_and_a_new_adapter_work_within_a_second(live, operator):
     await operator.adapter("acme", "support")
     await within_a_second(lambda: live.resolve(principal, "support"))
     assert [target.public_name for target in live.models(principal)] == ["smol", "support"]
+
+
+async def test_a_new_key_works_at_once_whoever_made_it(database, operator):
+    live = LiveSnapshot(database, PEPPERS, base_model="smol")
+    await live.refresh()
+    for _ in range(2):  # nobody polls here
+        key = await operator.key("acme")
+        with pytest.raises(Unauthenticated):
+            live.authenticate(key)
+        assert (await live.recognise(key)).project_name == "acme"
+
+
+async def test_guessers_share_looks_at_the_database(database, operator):
+    live = LiveSnapshot(database, PEPPERS, base_model="smol")
+    await live.refresh()
+    asked = 0
+
+    async def counted() -> int:
+        nonlocal asked
+        asked += 1
+        return await Database.epoch(database)
+
+    database.epoch = counted
+    begun = time.monotonic()
+    guesses = [live.recognise(keys.generate("live").text) for _ in range(500)]
+    refusals = await asyncio.gather(*guesses, return_exceptions=True)
+    assert {type(refusal) for refusal in refusals} == {Unauthenticated}
+    assert 1 <= asked <= 2 + (time.monotonic() - begun) / LOOKS_APART_S
+    junk = [live.recognise(text) for text in ("", "sk-live-nonsense", "x" * 5000)]
+    asked = 0
+    await asyncio.gather(*junk, return_exceptions=True)
+    assert asked == 0
+
+
+async def test_a_key_that_nobody_knows_is_refused_while_the_database_is_away(database, operator):
+    live = LiveSnapshot(database, PEPPERS, base_model="smol")
+    known = await operator.key("acme")
+    await live.refresh()
+
+    async def away() -> int:
+        raise DatabaseUnavailable("away")
+
+    database.epoch = away
+    with pytest.raises(Unauthenticated):
+        await live.recognise(keys.generate("live").text)
+    assert (await live.recognise(known)).project_name == "acme"
 
 
 async def test_a_revoked_key_stops_within_a_second(live, operator):
