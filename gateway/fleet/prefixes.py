@@ -3,6 +3,9 @@
 A beginning is known by hashes of its first 1, 2, 4… pages, each made of the one before and salted
 with tenant and adapter, as the engines' own pages are. What is remembered is a hint: the engine
 compares tokens. Two beginnings with one hash cost a wrong guess and nothing else.
+
+Those noted longest ago are forgotten by the half: to take the first out of a dictionary again and
+again is to walk past all that went before it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,11 @@ S = TypeVar("S")
 @dataclass(slots=True)
 class Prefixes(Generic[S]):
     most: int = MOST
-    _last: dict[int, S] = field(default_factory=dict)  # noted longest ago first
+    _recent: dict[int, S] = field(default_factory=dict)
+    _older: dict[int, S] = field(default_factory=dict)  # noted before those, or noted again since
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._older)
 
     def keys(self, salt: int, tokens: Sequence[int], page_tokens: int) -> list[int]:
         """Of every beginning in whole pages, the longest first. The same in every gateway."""
@@ -35,14 +42,12 @@ class Prefixes(Generic[S]):
 
     def known(self, keys: Sequence[int]) -> list[S]:
         """Who computed them, of the longest first."""
-        last = self._last
-        return [last[key] for key in keys if key in last]
+        recent, older = self._recent, self._older
+        last = (recent[key] if key in recent else older.get(key) for key in keys)
+        return [seat for seat in last if seat is not None]
 
     def note(self, keys: Sequence[int], seat: S) -> None:
-        last = self._last
         for key in keys:
-            if last.get(key) is not seat:
-                last.pop(key, None)
-                last[key] = seat
-        while len(last) > self.most:
-            del last[next(iter(last))]
+            self._recent[key] = seat
+            if len(self._recent) * 2 >= self.most:
+                self._older, self._recent = self._recent, {}
