@@ -69,6 +69,7 @@ class AdapterConfig:
     lora_bias: bool
     bias: str  # of BIASES
     saved: tuple[str, ...]  # modules_to_save
+    tied: bool  # ensure_weight_tying: where the base ties its head, the adapter's changes are one
     tokens: Mapping[str, tuple[int, ...]]  # trainable rows of embed_tokens and lm_head
     invocation: tuple[int, ...]  # aLoRA: active from these tokens on; () is plain LoRA
     warnings: tuple[str, ...]
@@ -123,6 +124,7 @@ class _Reader:
             lora_bias=self._flag("lora_bias"),
             bias=self._bias(),
             saved=self._names("modules_to_save"),
+            tied=self._flag("ensure_weight_tying"),
             tokens=self._tokens(),
             invocation=self._token_list("alora_invocation_tokens", None, most=MAX_INVOCATION),
             warnings=tuple(self._warnings),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from adapters.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
 from adapters.errors import AdapterInvalid
-from adapters.keys import OUTER, OUTSIDE, Foreign, LoraKey, Part, Site, parse_key
+from adapters.keys import EMBEDDING, HEAD, OUTER, OUTSIDE, Foreign, LoraKey, Part, Site, parse_key
 from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import TensorFile, TensorInfo, open_regular, shown
 from adapters.values import SERVED
@@ -126,6 +126,17 @@ class Draft:
         """Those whose rows are trained, of embed_tokens and lm_head."""
         return self._config.tokens if self._config else {}
 
+    @property
+    def tied(self) -> bool:
+        """Whether its changes to embeddings and head are one, where the base ties those."""
+        return self._config is not None and self._config.tied
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether the head's rows are said to be the embeddings', which PEFT stores once."""
+        rows, head = (self.tokens.get(name) for name in (EMBEDDING, HEAD))
+        return rows is not None and rows == head and not self._has(HEAD, Part.TOKENS)
+
     def manifest(self) -> AdapterManifest:
         """Raises AdapterInvalid with all problems."""
         if self.problems:
@@ -228,14 +239,18 @@ class Draft:
             else:
                 self._require(module, Part.WEIGHT, "modules_to_save")
         for module in config.tokens:
-            self._require(module, Part.TOKENS, "trainable_token_indices")
+            if not (module == HEAD and self.shares_tokens):
+                self._require(module, Part.TOKENS, "trainable_token_indices")
 
     def _require(self, module: str, part: Part, field: str) -> None:
-        found = self.modules.get(Site(OUTSIDE, module))
-        if found is None or part not in found.parts:
+        if not self._has(module, part):
             self.problems.append(
                 f"{CONFIG_FILE}: {field}: names {module}, but {WEIGHTS_FILE} has no {part} of it"
             )
+
+    def _has(self, module: str, part: Part) -> bool:
+        found = self.modules.get(Site(OUTSIDE, module))
+        return found is not None and part in found.parts
 
     def _scale(self, name: str, rank: int, config: AdapterConfig) -> float:
         ranks = config.ranks.find(name) or [config.rank]
@@ -336,7 +351,10 @@ def _declared_faults(
         config.bias == "none" or (config.bias == "lora_only" and not adapted)
     ):
         yield f"a bias though the config says bias={config.bias}, for"
-    if Part.WEIGHT in parts and site.module not in {n.rpartition(".")[2] for n in config.saved}:
+    if site.outer and parts.keys() & {Part.LORA_BIAS, Part.BIAS}:
+        yield "a bias, which is not supported on"
+    saved = {name.rpartition(".")[2] for name in config.saved}
+    if Part.WEIGHT in parts and not (site.module in saved or (config.tied and EMBEDDING in saved)):
         yield "a whole weight that modules_to_save does not name, of"
     if Part.TOKENS in parts:
         ids, rows = config.tokens.get(site.module, ()), parts[Part.TOKENS].shape[0]

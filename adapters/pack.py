@@ -1,7 +1,7 @@
 """An adapter as tensors of the compute dtype, per module, with the scale folded in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +102,10 @@ def pack(source: AdapterManifest | Path | str, base: BaseSpec, dtype: torch.dtyp
     if reader.broken:
         raise AdapterInvalid([f"values that are not finite in {dtype}: {listed(reader.broken)}"])
     if base.tie_word_embeddings and EMBEDDING in manifest.tokens:
-        tables.setdefault(HEAD, tables[EMBEDDING])
+        rows = tables[EMBEDDING]
+        head = tables.setdefault(HEAD, rows)
+        if head.rows is None:
+            tables[HEAD] = replace(head, rows=rows.rows, ids=rows.ids)
     return PackedAdapter(manifest.digest, manifest.rank, factors, tables)
 
 

@@ -67,7 +67,7 @@ def validate(
     directory = source.directory if isinstance(source, AdapterManifest) else Path(source)
     draft = Draft(directory)
     problems = draft.problems + shape_problems(draft.modules.values(), base)
-    problems += _token_problems(draft, base)
+    problems += _token_problems(draft, base) + _tied_problems(draft, base)
     warnings = list(draft.warnings)
     if draft.modules:
         value_problems, value_warnings = _check_values(draft, base)
@@ -152,6 +152,28 @@ def _token_problems(draft: Draft, base: BaseSpec) -> list[str]:
         for field, tokens in foreign.items()
         if tokens
     ]
+
+
+def _tied_problems(draft: Draft, base: BaseSpec) -> list[str]:
+    """What is said once and meant for embeddings and head, and would be applied to one of them."""
+    if draft.shares_tokens and not base.tie_word_embeddings:
+        return [
+            f"{CONFIG_FILE}: trainable_token_indices: names {HEAD}, which this base does not tie to"
+            f" {EMBEDDING}, but {WEIGHTS_FILE} has no {Part.TOKENS} of it"
+        ]
+    whole = {site.module for site, module in draft.modules.items() if site.outer and _tied(module)}
+    if not (draft.tied and base.tie_word_embeddings and len(whole) == 1):
+        return []
+    (name,) = whole
+    return [
+        f"{CONFIG_FILE}: ensure_weight_tying: this base ties {EMBEDDING} and {HEAD}, but"
+        f" {WEIGHTS_FILE} changes {name} alone"
+    ]
+
+
+def _tied(module: ModuleLora) -> bool:
+    """Changed as a whole: of rows of tokens PEFT stores one copy."""
+    return Part.A in module.parts or Part.WEIGHT in module.parts
 
 
 def _letter(part: Part) -> str:

@@ -124,6 +124,34 @@ def test_names_the_tensors_at_fault(tmp_path, tensors, said):
     assert said in faults(tmp_path, None, tensors)
 
 
+HEAD_LORA = {
+    f"{PREFIX}lm_head.lora_A.weight": encode(np.ones((4, 24))),
+    f"{PREFIX}lm_head.lora_B.weight": encode(np.ones((64, 4))),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "said"),
+    [
+        ({"lora_bias": True}, {"lora_B.bias": np.ones(64)}, "bias, which is not supported on"),
+        ({"bias": "all"}, {"bias": np.ones(64)}, "bias, which is not supported on: lm_head"),
+        ({"ensure_weight_tying": True}, {}, "changes lm_head alone"),
+    ],
+)
+def test_what_would_be_left_out_of_the_head_is_refused(tmp_path, settings, tensors, said):
+    added = {f"{PREFIX}lm_head.{part}": encode(values) for part, values in tensors.items()}
+    assert said in faults(tmp_path, config(**settings), HEAD_LORA | added)
+
+
+def test_token_rows_stored_once_for_both_tables_need_a_base_that_ties_them(tmp_path):
+    settings = config(trainable_token_indices={"embed_tokens": [5], "lm_head": [5]})
+    delta = f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta"
+    path = write_adapter(tmp_path, settings, lora() | {delta: encode(np.ones((1, 24)))})
+    validate(path, BASE)
+    with pytest.raises(AdapterInvalid, match="does not tie"):
+        validate(path, replace(BASE, tie_word_embeddings=False))
+
+
 def test_lists_faults_of_config_keys_shapes_and_values_together(tmp_path):
     tensors = lora(5) | replaced("A", np.full((4, 9), np.nan)) | {"junk": encode(np.ones(1))}
     text = faults(tmp_path, config(use_dora=True), tensors)

@@ -81,6 +81,19 @@ SETTINGS: dict[str, tuple[Shape, dict[str, Any]]] = {
     "tokens": (Shape(), {"trainable_token_indices": [40, 3, 95], **QV}),
     "tokens-tied": (TIED, {"trainable_token_indices": [5, 4, 9], **QV}),
     "tokens-tied-by-name": (TIED, {"trainable_token_indices": {"embed_tokens": [5, 4]}, **QV}),
+    "tokens-tied-by-both-names": (
+        TIED,
+        {"trainable_token_indices": {"embed_tokens": [5, 4], "lm_head": [5, 4]}, **QV},
+    ),
+    "tokens-tied-beside-a-head": (
+        TIED,
+        {"trainable_token_indices": [5, 4], "target_modules": ["lm_head", "q_proj"]},
+    ),
+    "saved-as-one": (TIED, {"modules_to_save": ["lm_head"], "ensure_weight_tying": True, **QV}),
+    "adapted-as-one": (
+        TIED,
+        {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+    ),
     "tokens-of-both": (
         Shape(),
         {"trainable_token_indices": {"embed_tokens": [7, 4], "lm_head": [8]}, **QV},
