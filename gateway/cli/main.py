@@ -9,7 +9,8 @@ from typing import NoReturn
 
 from gateway.cli import admin
 from gateway.cli.console import Console
-from gateway.cli.flags import FlagsInvalid, add_serve, read_serve
+from gateway.cli.flags import add_serve
+from gateway.cli.serve_options import FlagsInvalid, read_serve
 from gateway.cli.version import installed_version
 
 DESCRIPTION = "One 4-bit base model, very many LoRA adapters, many tenants, one batch."

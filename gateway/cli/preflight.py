@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.cli.flags import ServeOptions
+from gateway.cli.serve_options import ServeOptions
 
 LOCK_SECONDS = 10.0  # a server that was just killed may still be draining
 

@@ -20,9 +20,9 @@ from gateway.bootstrap import Access, ensure_demo, ensure_tenants
 from gateway.cli.child import die_with_parent, our_environment
 from gateway.cli.console import Console
 from gateway.cli.desk import Commands, Desk, add_command
-from gateway.cli.flags import ServeOptions
 from gateway.cli.preflight import CannotServe
 from gateway.cli.ready import write_private
+from gateway.cli.serve_options import ServeOptions
 from gateway.cli.table import Row
 from gateway.config import ConfigError, Settings
 from gateway.db import DatabaseUnavailable

@@ -13,11 +13,11 @@ from pathlib import Path
 from gateway.bootstrap import Access
 from gateway.cli.child import Child, Program
 from gateway.cli.console import Console
-from gateway.cli.flags import ServeOptions
 from gateway.cli.preflight import CannotServe, check, free_port, hold_data_dir
 from gateway.cli.prepare import DEFAULT_TENANT, DEMO_TENANT, demo_model, ensure_access
 from gateway.cli.probe import is_ready, url_host
 from gateway.cli.ready import Ready, banner, write_private, write_ready
+from gateway.cli.serve_options import ServeOptions
 from gateway.cli.supervisor import StartFailed, Supervisor
 from gateway.config import ConfigError, Secret, Settings
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.flags import FlagsInvalid, ServeOptions, add_serve, read_serve
+from gateway.cli.flags import add_serve
 from gateway.cli.main import Parser
+from gateway.cli.serve_options import FlagsInvalid, ServeOptions, read_serve
 
 
 def options(*arguments: str) -> ServeOptions:
