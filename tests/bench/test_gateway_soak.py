@@ -1,0 +1,80 @@
+"""The soak's clients send what they were told to, and its slope says how sure it is."""
+
+import asyncio
+
+import pytest
+
+from bench.gateway.load import LoadFailed
+from bench.gateway.pump import Ask, Pump
+from bench.gateway.soak import Sample, slope
+from bench.gateway.traffic import Tenant, Traffic
+from gateway.listener import Listener
+from tests.fakes.clock import until
+
+ANSWER = [(b"content-type", b"text/plain")]
+
+
+async def echo(scope, receive, send):
+    """``/STATUS/whole`` or ``/STATUS/chunks``."""
+    if scope["type"] != "http":
+        return
+    _, status, how = scope["path"].split("/")
+    while (await receive()).get("more_body"):
+        pass
+    length = [(b"content-length", b"4")] if how == "whole" else []
+    start = {"type": "http.response.start", "status": int(status), "headers": ANSWER + length}
+    await send(start)
+    for number in range(4):
+        await send({"type": "http.response.body", "body": b"x", "more_body": number < 3})
+
+
+@pytest.fixture
+async def port():
+    listener = Listener(echo, "127.0.0.1", 0)
+    task = asyncio.create_task(listener.run_until_stopped())
+    await until(lambda: listener.started)
+    yield listener.port
+    task.cancel()
+    await asyncio.wait([task])
+    for server in listener.servers:
+        server.close()
+
+
+def asked(path: str, *statuses: int, **more: bool) -> Ask:
+    sent = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}"
+    return Ask(sent.encode(), statuses, **more)
+
+
+async def test_every_request_is_sent_once_and_only_those_served_are_billed(port):
+    asks = [
+        asked("/200/whole", 200), asked("/200/chunks", 200), asked("/429/whole", 200, 429),
+        asked("/200/whole", 200, billed=False), asked("/200/chunks", 200, leaves=True),
+    ] * 20  # fmt: skip
+    pump = Pump(port, iter(asks))
+    await pump.run(4)
+    assert pump.statuses == {200: 80, 429: 20}
+    assert pump.billed == 60
+
+
+async def test_an_answer_that_is_not_right_ends_the_soak(port):
+    with pytest.raises(LoadFailed, match="401 where"):
+        await Pump(port, iter([asked("/401/whole", 200)] * 3)).run(2)
+
+
+def test_no_two_requests_are_alike_but_those_that_are_sent_again():
+    traffic = Traffic([Tenant("org", f"key-{n}", ("a", "b")) for n in range(3)], Tenant("o", "k"))
+    asks = list(traffic.asks(1000))
+    again = [ask for ask in asks if b"idempotency-key" in ask.sent and not ask.billed]
+    posted = [ask.sent for ask in asks if ask.sent.startswith(b"POST") and ask not in again]
+    assert len(set(posted)) == len(posted)
+    assert len(again) == 27
+    assert {ask.sent for ask in again} < set(posted)
+
+
+def test_the_slope_is_of_the_growth_and_its_error_of_the_noise():
+    straight = slope([Sample(n * 10_000, 100 + n * 0.3) for n in range(10)])
+    assert straight.mib == pytest.approx(3.0)
+    assert straight.error == pytest.approx(0.0, abs=1e-6)
+    noisy = slope([Sample(n * 1000, 100 + n % 2) for n in range(10)])
+    assert abs(noisy.mib) < 2 * noisy.error
+    assert noisy.at_most > 1.0  # too few requests to say that nothing grows
