@@ -5,10 +5,11 @@ that we do not know might change the result, so it is refused.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.errors import CheckpointInvalid
-from engine.models.fields import Config, count
+from engine.models.fields import Config, count, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +83,14 @@ class Rope:
 
 def read_rope(config: Config, max_position: int) -> Rope:
     """Raises CheckpointInvalid for a kind or a setting that we would not compute."""
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    settings = _settings(config)
     if unknown := sorted(settings.keys() - KNOWN):
         raise CheckpointInvalid(f"config.json: RoPE setting {unknown[0]!r} is not supported")
     partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise CheckpointInvalid(f"config.json: partial_rotary_factor={partial}; expected 1.0")
-    theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = settings.get("rope_type") or settings.get("type") or "default"
+    theta = number(config if settings.get("rope_theta") is None else settings, "rope_theta", 1e4)
+    kind = settings.get("rope_type") or "default"
     if kind not in KINDS:
         raise CheckpointInvalid(f"config.json: rope_type={kind!r}; expected one of {KINDS}")
     original = count(config, "original_max_position_embeddings", max_position)
@@ -99,6 +100,26 @@ def read_rope(config: Config, max_position: int) -> Rope:
         return Rope(theta=theta, scaling=_scaling(kind, settings, original, max_position))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointInvalid(f"config.json: rope_type {kind!r} without {error}") from error
+
+
+def _settings(config: Config) -> Config:
+    """Under either name; under both they must not contradict each other."""
+    found: dict[str, object] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        settings = config.get(key)
+        if not settings:
+            continue
+        if not isinstance(settings, Mapping):
+            raise CheckpointInvalid(f"config.json: {key}={settings!r}; expected an object")
+        same = {**settings, "rope_type": settings.get("rope_type") or settings.get("type")}
+        for name in found.keys() & same.keys() - {"type"}:
+            if found[name] != same[name]:
+                raise CheckpointInvalid(
+                    f"config.json: rope_parameters and rope_scaling differ in {name}: "
+                    f"{found[name]!r} and {same[name]!r}"
+                )
+        found |= same
+    return found
 
 
 def _scaling(kind: str, settings: Config, original: int, max_position: int) -> Scaling | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import CheckpointInvalid, ConfigError
-from engine.models.fields import Config, count, flag
+from engine.models.fields import Config, count, flag, number
 from engine.models.registry import architecture_of, read_traits
 from engine.models.rope import DynamicScaling, Rope, read_rope
 
@@ -106,7 +106,7 @@ class ModelSpec:
             num_kv_heads=kv_heads,
             head_dim=count(config, "head_dim", traits.head_dim or hidden // heads),
             max_position=rope.reach(max_position),
-            rms_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_eps=number(config, "rms_norm_eps", 1e-6),
             rope=rope,
             tied_head=flag(config, "tie_word_embeddings"),
             qkv_bias=traits.qkv_bias,
@@ -134,5 +134,7 @@ def _eos(config: Config, generation: Config) -> tuple[int, ...]:
     found: list[object] = []
     for source in (generation, config):
         tokens = source.get("eos_token_id")
-        found += tokens if isinstance(tokens, list) else [tokens]
+        found += tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
+    if wrong := [token for token in found if type(token) is not int]:
+        raise CheckpointInvalid(f"eos_token_id={wrong[0]!r}; expected a token or a list of tokens")
     return tuple(sorted({token for token in found if isinstance(token, int)}))

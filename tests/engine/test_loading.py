@@ -174,6 +174,11 @@ def test_a_tensor_that_is_not_as_expected_is_named(tmp_path, gptq, name, tensor,
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'; expected a number"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"eos_token_id": "2"}, "eos_token_id='2'"),
+        ({"eos_token_id": [2, [3]]}, r"eos_token_id=\[3\]"),
     ],
 )
 def test_a_setting_that_would_change_the_result_is_refused_by_name(config, said):

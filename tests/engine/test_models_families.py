@@ -11,6 +11,8 @@ from engine.bench.checkpoints import CheckpointWriter
 from engine.bench.reference import Reference
 from engine.bench.shapes import LLAMA_70B, MISTRAL_7B, QWEN3_8B, QWEN25_7B, TINY
 from engine.checkpoint import Checkpoint
+from engine.errors import CheckpointInvalid
+from engine.models.spec import ModelSpec
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 from tests.engine.peers import (
     LINEARS,
@@ -147,3 +149,17 @@ def test_a_window_counts_the_token_itself(tmp_path):
     logits = rig.logits([chunk([7, 9, 7, 30, 7], rig.pages(5))])
     torch.testing.assert_close(logits[[0, 2]], logits[[4, 4]], **CLOSE)
     assert not torch.allclose(logits[0], logits[1])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "window"), [("full_attention", 0), ("sliding_attention", WINDOW), (None, WINDOW)]
+)
+def test_a_mistral_that_lists_its_layers_is_taken_at_its_word(kinds, window):
+    config = MISTRAL.config | {"layer_types": [kinds] * 2 if kinds else None}
+    assert ModelSpec.read(config).windows == (window, window)
+
+
+@pytest.mark.parametrize("kinds", ["full_attention", ["chunked_attention"] * 2])
+def test_layers_of_a_kind_we_do_not_compute_are_refused(kinds):
+    with pytest.raises(CheckpointInvalid, match="layer_types"):
+        ModelSpec.read(MISTRAL.config | {"layer_types": kinds})

@@ -109,8 +109,33 @@ def test_dynamic_scaling_beyond_the_trained_length_is_refused_saying_why(tmp_pat
         ({"rope_type": "linear", "factor": 0.5}, "at least 1"),
         ({"rope_type": "yarn", "factor": "four"}, "'yarn'"),
         (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0"),
+        ({"rope_type": "default", "rope_theta": 0}, "rope_theta=0; expected a number above 0"),
+        ({"rope_type": "default", "rope_theta": float("nan")}, "rope_theta=nan"),
+        (["linear", 2.0], "rope_scaling=.*expected an object"),
+        ("linear", "rope_scaling='linear'; expected an object"),
     ],
 )
 def test_a_setting_we_would_not_compute_is_refused_by_name(settings, said):
     with pytest.raises(CheckpointInvalid, match=said):
         ModelSpec.read(shape(settings).config)
+
+
+@pytest.mark.parametrize(
+    ("older", "said"),
+    [
+        ({"type": "linear", "factor": 2.0}, "differ in rope_type: 'yarn' and 'linear'"),
+        (YARN | {"factor": 2.0}, "differ in factor: 4.0 and 2.0"),
+    ],
+)
+def test_old_and_new_settings_that_contradict_each_other_are_refused(older, said):
+    settings = shape(older).config | {"rope_parameters": YARN}
+    with pytest.raises(CheckpointInvalid, match=said):
+        ModelSpec.read(settings)
+
+
+def test_old_and_new_settings_that_say_the_same_are_read_once():
+    older = {"type": "yarn"} | {k: v for k, v in YARN.items() if k != "rope_type"}
+    both = shape(older).config | {"rope_parameters": YARN | {"rope_theta": 5e5}}
+    assert (
+        ModelSpec.read(both).rope == ModelSpec.read(shape(YARN | {"rope_theta": 5e5}).config).rope
+    )
