@@ -164,11 +164,17 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="prefill: computes long prompts for engines that listen for their pages",
     )  # fmt: skip
     parser.add_argument(
-        "--handoff-listen", metavar="tcp:HOST:PORT", help="take pages of prompts, a private network"
+        "--handoff-listen",
+        metavar="tcp:HOST:PORT|tls:…",
+        help="take pages of prompts: tcp: on a private network, tls: with the certificates above",
     )
     parser.add_argument(
-        "--handoff-advertise", metavar="tcp:HOST:PORT", help="as other engines reach it"
+        "--handoff-advertise", metavar="tcp:HOST:PORT|tls:…", help="as other engines reach it"
     )
+    parser.add_argument(
+        "--handoff-server-name", metavar="NAME",
+        help="that certificates of engines with tls: are for (default: the address's host)",
+    )  # fmt: skip
     parser.add_argument(
         "--handoff-bytes", type=int, metavar="BYTES", default=d.handoff_bytes,
         help="of host memory for pages on their way",
@@ -193,7 +199,8 @@ SAME_NAME = (
     "gpu_memory_utilization", "pool_bytes", "host_cache_bytes", "swap_bytes", "max_waiting",
     "max_adapter_loads", "enable_prefix_caching", "fairness_quantum", "max_tenant_share",
     "max_queue_wait_s", "grant_timeout_s", "drain_timeout_s", "role", "handoff_listen",
-    "handoff_advertise", "handoff_bytes", "handoff_direct", "handoff_timeout_s",
+    "handoff_advertise", "handoff_server_name", "handoff_bytes", "handoff_direct",
+    "handoff_timeout_s",
 )  # fmt: skip
 
 

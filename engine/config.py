@@ -97,8 +97,9 @@ class EngineConfig:
     max_write_buffer: int = 8 << 20  # bytes a gateway may leave unread before it is dropped
 
     role: Role = Role.BOTH  # what gateways send it
-    handoff_listen: str | None = None  # tcp:HOST:PORT where pages of prompts come; None: nowhere
+    handoff_listen: str | None = None  # tcp: or tls:HOST:PORT where pages come; None: nowhere
     handoff_advertise: str | None = None  # the same as other engines reach it; None: as it listens
+    handoff_server_name: str | None = None  # of takers' certificates; None: the address's host
     handoff_bytes: int = 256 << 20  # of host memory for pages on their way
     handoff_timeout_s: float = 10.0  # in which nothing happens, and a handoff is given up
     handoff_direct: bool = True  # on one host, read pages from the other GPU's memory
@@ -142,10 +143,7 @@ class EngineConfig:
             if (most := getattr(self, name)) is not None and not most > 0:
                 raise ConfigError(f"{name}={most} must be above 0")
         self._at_least("handoff_bytes", self.handoff_bytes, 1)
-        if self.handoff_listen is None and (self.role is Role.DECODE or self.handoff_advertise):
-            raise ConfigError("handoff_listen says where pages come: role decode takes them")
-        for name in ("handoff_listen", "handoff_advertise"):
-            self._tcp(name, getattr(self, name))
+        self._check_handoffs()
         if not self.handoff_timeout_s > 0:
             raise ConfigError(f"handoff_timeout_s={self.handoff_timeout_s} must be above 0")
         for name in ("grant_timeout_s", "drain_timeout_s"):
@@ -178,14 +176,39 @@ class EngineConfig:
         if self.listen.startswith("tls:"):
             if self.ssl_certfile is None or self.ssl_keyfile is None:
                 raise ConfigError(f"listen={self.listen} needs ssl_certfile and ssl_keyfile")
-        elif given:
+        elif given and not self.hands:
             raise ConfigError(f"ssl_{given[0]} needs listen=tls:HOST:PORT, not {self.listen}")
 
-    def _tcp(self, name: str, address: str | None) -> None:
-        kind, _, rest = (address or "tcp:any:0").partition(":")
-        host, _, port = rest.rpartition(":")
-        if kind != "tcp" or not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"{name}={address} must be tcp:HOST:PORT")
+    def _check_handoffs(self) -> None:
+        if self.handoff_listen is None and (self.role is Role.DECODE or self.handoff_advertise):
+            raise ConfigError("handoff_listen says where pages come: role decode takes them")
+        kinds = {
+            _kind(name, address)
+            for name in ("handoff_listen", "handoff_advertise")
+            if (address := getattr(self, name)) is not None
+        }
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"handoff_advertise={self.handoff_advertise} and "
+                f"handoff_listen={self.handoff_listen}: both must be tcp: or both tls:"
+            )
+        given = [self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs]
+        of_tls = self.listen.startswith("tls:")  # where they may be for gateways alone
+        if ("tls" in kinds or (self.hands and not of_tls and any(given))) and not all(given):
+            raise ConfigError(
+                "handoffs with TLS need ssl_certfile, ssl_keyfile and ssl_ca_certs: "
+                "both engines show a certificate"
+            )
+        if "tcp" in kinds and self.ssl_ca_certs is not None:
+            raise ConfigError(
+                f"handoff_listen={self.handoff_listen} beside ssl_ca_certs: pages would come in "
+                "the clear; it must be tls:HOST:PORT"
+            )
+        if self.handoff_server_name is not None and self.ssl_ca_certs is None:
+            raise ConfigError(
+                f"handoff_server_name={self.handoff_server_name} needs ssl_ca_certs: "
+                "pages go in the clear without"
+            )
 
     @property
     def hands(self) -> bool:
@@ -230,3 +253,12 @@ class EngineConfig:
         """Requests one gateway may have open: enough to fill the engine and its queue, and to
         say of some more that they have a better claim."""
         return self.room + max(1, self.room // 16)
+
+
+def _kind(name: str, address: str) -> str:
+    """Of an address where pages come. Raises ConfigError."""
+    kind, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind not in ("tcp", "tls") or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{name}={address} must be tcp:HOST:PORT or tls:HOST:PORT")
+    return kind

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from engine.handoff.frames import (
     proof,
 )
 from engine.handoff.news import Broken, Ended, News, Wanted, WasRead
+from engine.handoff.sockets import HandoffTls, dial
 from engine.handoff.stream import FrameStream, HandoffFailed
 from engine.protocol import Ticket
 
@@ -52,7 +52,9 @@ class Outgoing:
         view: Callable[[int], memoryview],
         timeout_s: float,
         tell: Callable[[News], None],
+        tls: HandoffTls | None,
     ) -> None:
+        self._tls = tls
         self.name, self._ticket = ticket.name, ticket
         self._key, self._cached, self._layout, self._pool = key, cached, layout, pool
         self._free, self._view, self._timeout_s, self._tell = free, view, timeout_s, tell
@@ -75,7 +77,7 @@ class Outgoing:
         """Tells the loop what becomes of it."""
         stream: FrameStream | None = None
         try:
-            stream = await self._dial()
+            stream = await dial(self._ticket.to, self._tls, timeout_s=self._timeout_s)
             await self._greet(stream)
             await self._carry(stream)
         except HandoffFailed as failure:
@@ -87,24 +89,6 @@ class Outgoing:
                     self._discard(sent)
             if stream is not None:
                 stream.close()
-
-    async def _dial(self) -> FrameStream:
-        host, _, port = self._ticket.to.removeprefix("tcp:").rpartition(":")
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-                family, kind, protocol, _, address = found[0]
-                dialled = socket.socket(family, kind, protocol)
-                try:
-                    dialled.setblocking(False)
-                    await loop.sock_connect(dialled, address)
-                except BaseException:
-                    dialled.close()
-                    raise
-        except (OSError, ValueError, TimeoutError) as error:
-            raise HandoffFailed(f"{self._ticket.to}: {error or 'no answer'}") from error
-        return FrameStream(dialled, timeout_s=self._timeout_s)
 
     async def _greet(self, stream: FrameStream) -> None:
         """Until the other engine has room for the pages, or we give up."""

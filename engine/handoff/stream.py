@@ -1,14 +1,14 @@
-"""Frames and pages over one TCP connection, bytes straight from and into the memory they lie in.
+"""Frames and pages over one connection, bytes straight from and into the memory they lie in.
 
 Asyncio's own streams would copy each page twice more. Belongs to one event loop.
 """
 
 import asyncio
-import socket
 from typing import TypeVar
 
 import msgspec
 
+from engine.handoff.channel import Channel
 from engine.handoff.frames import HEADER_BYTES, MAX_FRAME, AnyFrame, Failed
 
 F = TypeVar("F")
@@ -21,10 +21,9 @@ class HandoffFailed(Exception):
 class FrameStream:
     """Every operation waits ``timeout_s`` at most. Raises HandoffFailed."""
 
-    def __init__(self, connected: socket.socket, *, timeout_s: float) -> None:
-        connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._timeout_s = connected, timeout_s
+    def __init__(self, channel: Channel, *, timeout_s: float) -> None:
+        """``channel``: opened."""
+        self._channel, self._timeout_s = channel, timeout_s
         self._sending = asyncio.Lock()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(AnyFrame).decode
@@ -65,23 +64,21 @@ class FrameStream:
         await self._fill(page)
 
     def close(self) -> None:
-        self._socket.close()
+        self._channel.close()
 
     async def _send(self, data: bytes | memoryview) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await loop.sock_sendall(self._socket, data)
+                await self._channel.write(data)
         except (OSError, TimeoutError) as error:
             late = f"nothing was taken in {self._timeout_s:g} s"
             raise HandoffFailed(str(error) or late) from error
 
     async def _fill(self, into: memoryview, *, patient: bool = False) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while into:
                 async with asyncio.timeout(None if patient else self._timeout_s):
-                    count = await loop.sock_recv_into(self._socket, into)
+                    count = await self._channel.read_into(into)
                 if not count:
                     raise HandoffFailed("the other engine closed the connection")
                 into, patient = into[count:], False

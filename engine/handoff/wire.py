@@ -1,4 +1,4 @@
-"""The wire of handoffs: a thread that carries pages between engines over TCP.
+"""The wire of handoffs: a thread that carries pages between engines over TCP or TLS.
 
 It decides nothing. What it is asked for comes from the engine's loop and is done in its own thread;
 what it learns goes to the loop's inbox. Slots bound its memory: one that is being filled, sent or
@@ -22,11 +22,11 @@ from engine.handoff.frames import Drawn, Kept, Page
 from engine.handoff.incoming import Incoming
 from engine.handoff.news import Ended, News, PageTransfer
 from engine.handoff.outgoing import Outgoing, Sent
-from engine.handoff.stream import FrameStream, HandoffFailed
+from engine.handoff.sockets import HandoffTls, handoff_tls, listen, taken
+from engine.handoff.stream import HandoffFailed
 from engine.protocol import Role, Ticket, TokenLogprobs
 from engine.residency import P
 
-BACKLOG = 256  # connections that wait to be accepted
 MOST_TASKS = 4096  # of them and of copies, before no further connection is taken
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,10 @@ class TcpWire:
         taking_slots: int,
         timeout_s: float,
         advertise: str | None = None,
+        tls: HandoffTls | None = None,
     ) -> None:
         """``listen``: where pages come, None for nowhere; ``advertise``: as others reach it."""
-        self._address, self._advertise = listen, advertise
+        self._address, self._advertise, self._tls = listen, advertise, tls
         self._transfer, self._layout, self._timeout_s = transfer, layout, timeout_s
         self._free = deque(range(taking_slots, transfer.slots))  # for pages that leave
         self._incoming = Incoming(
@@ -107,6 +108,7 @@ class TcpWire:
         out = Outgoing(
             ticket, key=key, cached=cached, layout=self._layout, pool=self._transfer.pool,
             free=self._free, view=self._transfer.view, timeout_s=self._timeout_s, tell=self._say,
+            tls=self._tls,
         )  # fmt: skip
         self._soon(self._give, out)
 
@@ -188,7 +190,9 @@ class TcpWire:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        listening = self._listening() if self._address else None
+        listening: socket.socket | None = None
+        if self._address is not None:
+            listening, self._address = listen(self._address)
         self._ready.set_result(loop)
         accepting = loop.create_task(self._accept(listening)) if listening else None
         await self._stop.wait()
@@ -199,15 +203,6 @@ class TcpWire:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if listening is not None:
             listening.close()
-
-    def _listening(self) -> socket.socket:
-        assert self._address is not None
-        host, _, port = self._address.removeprefix("tcp:").rpartition(":")
-        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        made = socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
-        made.setblocking(False)
-        self._address = f"tcp:{host}:{made.getsockname()[1]}"
-        return made
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -224,17 +219,16 @@ class TcpWire:
                 connected.close()
 
     async def _meet(self, connected: socket.socket) -> None:
-        stream = FrameStream(connected, timeout_s=self._timeout_s)
         try:
-            await self._incoming.serve(stream)
+            stream = await taken(connected, self._tls, timeout_s=self._timeout_s)
+            with contextlib.closing(stream):
+                await self._incoming.serve(stream)
         except HandoffFailed as failure:
             log.info("a handoff from another engine failed: %s", failure)
-        finally:
-            stream.close()
 
 
 def tcp_wire(config: EngineConfig, built: Built[P]) -> TcpWire | None:
-    """As the settings say; None where this engine takes part in no handoff."""
+    """As the settings say; None where this engine takes part in no handoff. Raises TlsInvalid."""
     if built.transfer is None:
         return None
     slots = built.transfer.slots
@@ -250,6 +244,7 @@ def tcp_wire(config: EngineConfig, built: Built[P]) -> TcpWire | None:
         built.transfer,
         listen=config.handoff_listen if config.takes else None,
         advertise=config.handoff_advertise,
+        tls=handoff_tls(config),
         layout="/".join(map(str, layout)),
         taking_slots=taking if config.takes else 0,
         timeout_s=config.handoff_timeout_s,

@@ -1,9 +1,9 @@
 """Pages cross TCP bit by bit, to whoever was promised them and nobody else."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,14 +11,17 @@ from engine.bench.alone import LoneEngine, adapter_ref
 from engine.config import Device, Dtype, EngineConfig, KvCacheDtype
 from engine.core import Heard
 from engine.handoff.frames import VERSION, Challenge, Failed, Offer
+from engine.handoff.sockets import dial
 from engine.handoff.stream import FrameStream, HandoffFailed
 from engine.protocol import AdapterRef, Output, Role, Sampling, Step, Submit, Ticket
+from tests.certificates import Authority
 from tests.engine.checkpoints import Layout, Shape, write_checkpoint
 
 pytestmark = pytest.mark.slow
 
 SHAPE = Shape(hidden=128, inner=160, heads=4, kv_heads=2, head_dim=32, layers=2, vocab=256)
 PROMPT = [10 + i * 7 % 190 for i in range(150)]
+LISTEN = "handoff_listen"
 SECRET = b"0123456789abcdef"
 
 
@@ -40,8 +43,9 @@ class Two:
     """An engine that computes prompts and one that goes on from them, in this thread."""
 
     def __init__(self, path: str, **changes: object) -> None:
-        self.giver = engine(path, role=Role.PREFILL, **changes)
-        self.taker = engine(path, role=Role.DECODE, handoff_listen="tcp:127.0.0.1:0", **changes)
+        giving = {name: value for name, value in changes.items() if name != LISTEN}
+        self.giver = engine(path, role=Role.PREFILL, **giving)
+        self.taker = engine(path, role=Role.DECODE, **{LISTEN: "tcp:127.0.0.1:0", **changes})
         self.heard: dict[str, list[Output]] = {}
         self.given: dict[str, list[Output]] = {}
 
@@ -101,9 +105,19 @@ def facts(outputs: list[Output]) -> list[object]:
     ]
 
 
-@pytest.fixture(params=[KvCacheDtype.AUTO, KvCacheDtype.FP8], ids=["wide", "narrow"])
-def two(path: str, request: pytest.FixtureRequest) -> Iterator[Two]:
-    made = Two(path, kv_cache_dtype=request.param)
+@pytest.fixture(params=["wide", "narrow", "wide with TLS"])
+def two(path: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Two]:
+    settings: dict[str, object] = {}
+    if request.param == "narrow":
+        settings["kv_cache_dtype"] = KvCacheDtype.FP8
+    if request.param == "wide with TLS":
+        authority = Authority(tmp_path)
+        pair = authority.issue("engine")
+        settings = {
+            LISTEN: "tls:127.0.0.1:0", "ssl_certfile": str(pair.certificate),
+            "ssl_keyfile": str(pair.key), "ssl_ca_certs": str(authority.file),
+        }  # fmt: skip
+    made = Two(path, **settings)
     yield made
     made.close()
 
@@ -165,11 +179,7 @@ def test_engines_of_other_pages_exchange_none(path: str) -> None:
 
 async def dialled(two: Two) -> FrameStream:
     assert two.taker.wire is not None
-    host, _, port = two.taker.wire.takes.removeprefix("tcp:").rpartition(":")
-    made = socket.socket()
-    made.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(made, (host, int(port)))
-    return FrameStream(made, timeout_s=5.0)
+    return await dial(two.taker.wire.takes, None, timeout_s=5.0)
 
 
 async def test_nobody_gets_in_without_the_secret(path: str) -> None:
