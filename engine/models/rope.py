@@ -112,7 +112,8 @@ def _settings(config: Config) -> Config:
         if not isinstance(settings, Mapping):
             raise CheckpointInvalid(f"config.json: {key}={settings!r}; expected an object")
         same = {**settings, "rope_type": settings.get("rope_type") or settings.get("type")}
-        for name in found.keys() & same.keys() - {"type"}:
+        common = found.keys() & same.keys() - {"type"}
+        for name in sorted(common, key=lambda name: (name != "rope_type", name)):
             if found[name] != same[name]:
                 raise CheckpointInvalid(
                     f"config.json: rope_parameters and rope_scaling differ in {name}: "
