@@ -19,6 +19,7 @@ from gateway.limits.period import DAY, Period, period_at
 from gateway.limits.store import Ask, Kind, Unit
 
 ANYONE = "*"
+MOST_KNOWN = 4_000  # callers and uses whose rules are kept
 EVER, NEVER = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))
 SHAPES: dict[str, tuple[Kind, Unit, str | None]] = {
     "requests_per_minute": (Kind.RATE, Unit.REQUESTS, None),
@@ -162,13 +163,14 @@ class RuleBook:
     version: int = 0  # of what was charged: moves when that was corrected
     replaced: Mapping[str, str] = field(default_factory=dict)  # key -> the key whose place it took
     _known: dict[tuple[Principal, Use], tuple[Rule, ...]] = field(default_factory=dict)
+    _shared: dict[tuple[Principal, Subject], tuple[Rule, ...]] = field(default_factory=dict)
 
     def of(self, who: Principal, use: Use) -> tuple[Rule, ...]:
         """All that hold, the organisation's first."""
         known = self._known.get((who, use))
         if known is None:
             known = tuple(self._rules(who, use))
-            if len(self._known) > 10_000:  # customers' names are the clients' to choose
+            if len(self._known) >= MOST_KNOWN:  # customers' names are the clients' to choose
                 self._known.clear()
             self._known[who, use] = known
         return known
@@ -184,14 +186,28 @@ class RuleBook:
         return next((replace(rule, version=self.version) for rule in rules), None)
 
     def _rules(self, who: Principal, use: Use) -> Iterable[Rule]:
-        subjects = [(Level.ORGANISATION, who.organisation), (Level.PROJECT, who.project)]
-        subjects.append((Level.KEY, self._first(who.key)))
-        if use.customer:
-            subjects.append((Level.CUSTOMER, f"{who.project}/{use.customer}"))
-        subjects += [(Level.TAG, f"{who.project}/{tag}") for tag in use.tags]
-        for level, subject in subjects:
-            for model in ("", use.model) if use.model else ("",):
+        models = ("", use.model) if use.model else ("",)
+        for level, subject in (
+            (Level.ORGANISATION, who.organisation),
+            (Level.PROJECT, who.project),
+            (Level.KEY, self._first(who.key)),
+        ):
+            for model in models:
+                yield from self._all_share(who, Subject(level, subject, model))
+        named = [(Level.CUSTOMER, f"{who.project}/{use.customer}")] if use.customer else []
+        named += [(Level.TAG, f"{who.project}/{tag}") for tag in use.tags]
+        for level, subject in named:
+            for model in models:
                 yield from self._of_subject(who, Subject(level, subject, model))
+
+    def _all_share(self, who: Principal, subject: Subject) -> tuple[Rule, ...]:
+        """Made once, not for each of many customers."""
+        found = self._shared.get((who, subject))
+        if found is None:
+            if len(self._shared) >= MOST_KNOWN:
+                self._shared.clear()
+            found = self._shared[who, subject] = tuple(self._of_subject(who, subject))
+        return found
 
     def _of_subject(self, who: Principal, subject: Subject) -> Iterable[Rule]:
         rates, allowances = NO_RATES, tuple[Allowance, ...]()
