@@ -2,7 +2,7 @@
 
 For every (K, N) and bucket of rows it compiles the candidates, throws out those whose result is
 not exact on integers, times the rest in a CUDA graph over weights that do not fit in the L2, and
-writes the best tile of each to a JSON table that ``kernels.tuning`` reads.
+writes the best tile of each as JSON, to which the rule of ``w4_hopper.choose_tile`` is held.
 """
 
 import argparse
