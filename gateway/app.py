@@ -68,6 +68,8 @@ from gateway.metrics import Metrics
 from gateway.metrics_names import Names
 from gateway.metrics_page import MetricsPage
 from gateway.orphans import Orphans
+from gateway.refusals.keeper import RefusalKeeper
+from gateway.refusals.tally import Tally
 from gateway.responses.archive import Archive
 from gateway.responses.endpoint import ResponseEndpoint
 from gateway.responses.routes import response_router
@@ -177,6 +179,8 @@ class Application:
             keeper = TextKeeper(
                 database, lambda base, tokens: services.tokenizer_of(base).text(tokens)
             )
+            refusals = RefusalKeeper(database, Tally(), days=settings.usage_retention_days)
+            stack.push_async_callback(refusals.close)
             services = Services(
                 gate=Gate(
                     snapshot,
@@ -195,6 +199,7 @@ class Application:
                 residents=residents,
                 answers=answers,
                 texts=keeper,
+                refusals=refusals.tally,
                 tracing=self._tracing(stack),
             )
             prompts = texts[self._bases.first].prompts
@@ -255,6 +260,7 @@ class Application:
                     tasks[f"sink {sink.name}"] = outbox.run()
             tasks["answers"] = answers.run()
             tasks["texts"] = keeper.run()
+            tasks["refusals"] = refusals.run()
             tasks["pins"] = residents.keep()
             tasks |= {**batches.tasks(), "responses": archive.run()}
             if settings.worker == 0:

@@ -6,8 +6,18 @@ chooses a status code. Messages never carry a key, a prompt or another tenant's 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Whose limit a request was refused by, and on what."""
+
+    level: str
+    subject: str
+    words: str  # "requests per minute"
 
 
 class GatewayError(Exception):
@@ -26,6 +36,7 @@ class GatewayError(Exception):
         code: str | None = None,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
+        bound: Bound | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -33,6 +44,7 @@ class GatewayError(Exception):
         self.detail_code = code or self.code
         self.retry_after = retry_after  # seconds
         self.extra_headers = dict(headers or {})
+        self.bound = bound
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""

@@ -21,6 +21,7 @@ from gateway.errors import (
     MethodNotAllowed,
     UnsupportedMediaType,
 )
+from gateway.identity.principal import Principal
 from gateway.patience import Patience
 
 Scope = MutableMapping[str, Any]
@@ -200,8 +201,8 @@ class Reply:
     """The one answer to a request. ``headers`` set before it begins go with it, also on errors."""
 
     __slots__ = (
-        "_send", "_started", "begun", "broken", "facts", "headers", "kind", "request_id", "status",
-        "tape", "trace",
+        "_send", "_started", "admitted", "asked", "begun", "broken", "caller", "facts", "headers",
+        "kind", "request_id", "status", "tape", "trace",
     )  # fmt: skip
 
     def __init__(self, send: Send, request_id: str) -> None:
@@ -210,6 +211,9 @@ class Reply:
         self.request_id = request_id
         self.headers: dict[str, str] = {"x-request-id": request_id}
         self.facts: dict[str, Fact] = {}  # for the log line of this request
+        self.caller: Principal | None = None  # once it is known
+        self.asked = ""  # for which model, once it is known
+        self.admitted = False  # from then on the ledger has it
         self.status = 0  # of the answer, once begun
         self.begun = False
         self.broken = False  # a failure of ours came after the status had gone out

@@ -55,6 +55,7 @@ MAY = {
     "usage_pace": "SELECT",
     "usage_rollup": "SELECT",
     "audit_event": "SELECT, INSERT",
+    "refusal": "SELECT, DELETE",
 }
 EVERYTHING = "SELECT, INSERT, UPDATE, DELETE"
 ROLE = (

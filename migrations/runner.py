@@ -20,6 +20,7 @@ from gateway.db import Base, Database
 from gateway.files import models as files
 from gateway.identity import models as identity
 from gateway.limits import models as limits
+from gateway.refusals import models as refusals
 from gateway.responses import models as responses
 from gateway.texts import models as texts
 from gateway.usage import models as usage
@@ -34,6 +35,7 @@ TABLES = (
     files.StoredFile,
     identity.ApiKey,
     limits.Quota,
+    refusals.Refusal,
     responses.StoredResponse,
     texts.RequestText,
     usage.UsageEvent,

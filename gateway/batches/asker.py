@@ -37,6 +37,7 @@ from gateway.usage.record import Finished, Started
 MOST_FAILURES = 3  # of an engine, or of ours, at one line
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 POLITE_S = 0.5  # between two looks at what live requests leave
+BATCHES = "batches"  # as the request log calls where a line came from
 RATE_S = 60.0  # a limit that is whole again within this is a rate
 
 log = logging.getLogger(__name__)
@@ -117,12 +118,16 @@ class Asker:
             number = f"{claim.attempt}.{turn}"
             attempt = Attempt(self._do.limiter, f"{claim.request}~{number}")
             work = _behind(self.endpoints[endpoint], number)
+            principal: Principal | None = None
             try:
                 principal = self._principal_of(key)
                 await self._give_way(principal, stop)
                 async with self._slots:
                     return await self._once(line, claim, attempt, principal, endpoint=work)
             except GatewayError as error:
+                if attempt.begun is None and principal is not None:
+                    self._do.refusals.note(principal, error, endpoint=BATCHES, model=line.model,
+                                           request=claim.request)  # fmt: skip
                 failures += isinstance(error, FAILURES)
                 if failures >= MOST_FAILURES or not _passes(error):
                     return _refused(line, claim, error, attempt)

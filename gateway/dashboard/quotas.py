@@ -1,13 +1,13 @@
 """``/dashboard/quotas``: every limit of an organisation as it is this moment.
 
 Headroom per level, what is reserved by open requests, when a limit is whole again, and who is
-refused by which. Counters are those that admission itself asks; refusals and open requests are
-those of this gateway.
+refused by which. Counters are those that admission itself asks; open requests are those of this
+gateway, refusals those of all, as the request log has them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from gateway.dashboard import numbers
@@ -21,9 +21,11 @@ from gateway.limits.lease import Lease
 from gateway.limits.models import Level
 from gateway.limits.rules import Rule
 from gateway.limits.store import Kind
+from gateway.refusals.repository import RefusalRepository
 
 MOST_GAUGES = 300
-MOST_OPEN = 50
+MOST_OPEN = MOST_REFUSED = 50
+LATELY = timedelta(minutes=15)
 TIGHT, FULL = 0.8, 1.0
 LEVELS = {
     Level.ORGANISATION: "Organisation", Level.PLAN: "Plan", Level.PROJECT: "Project",
@@ -72,6 +74,9 @@ async def quotas(visit: Visit) -> dict[str, Any]:
         gauges = await _gauges(visit, rules[:MOST_GAUGES], names)
     except QuotaBackendUnavailable as error:
         gauges, unavailable = [], error.message
+    refused = await RefusalRepository(visit.session, visit.organisation).throttled(
+        visit.now - LATELY
+    )
     running = limiter.open_of(visit.organisation)
     return {
         "levels": [
@@ -82,13 +87,15 @@ async def quotas(visit: Visit) -> dict[str, Any]:
         "left_out": max(0, len(rules) - MOST_GAUGES),
         "unavailable": unavailable,
         "degraded": limiter.degraded,
-        "refused": limiter.refusals.of(visit.organisation),
+        "refused": refused[:MOST_REFUSED],
+        "refused_times": sum(each.times for each in refused),
+        "refused_left_out": max(0, len(refused) - MOST_REFUSED),
         "running": sorted(running, key=_since)[:MOST_OPEN],
         "running_count": len(running),
         "held": sum(limiter.held_by(lease) for lease in running),
         "holds": {lease.request: limiter.held_by(lease) for lease in running},
         "names": names,
-        "of": lambda rule: named(rule, names),
+        "of": lambda subject: subject_named(subject, names),
     }  # fmt: skip
 
 
@@ -133,11 +140,14 @@ async def names_of(visit: Visit) -> dict[str, str]:
 
 
 def named(rule: Rule, names: Mapping[str, str]) -> str:
-    """Customers and tags are named within their project."""
-    subject = rule.subject
-    owner, slash, rest = subject.id.partition("/")
-    name = names.get(owner, owner) + (f" / {rest}" if slash else "")
+    subject, name = rule.subject, subject_named(rule.subject.id, names)
     return f"{name} on {subject.model}" if subject.model else name
+
+
+def subject_named(subject: str, names: Mapping[str, str]) -> str:
+    """Customers and tags are named within their project."""
+    owner, slash, rest = subject.partition("/")
+    return names.get(owner, owner) + (f" / {rest}" if slash else "")
 
 
 QUOTAS = Page(

@@ -1,16 +1,17 @@
-"""One request of the log: what each meter was charged, at which price, and what was adjusted."""
+"""One request of the log: what each meter was charged, at which price, and what was adjusted; or by
+what it was refused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.dashboard.request_line import Line
+from gateway.dashboard.request_line import Line, RefusedLine
+from gateway.dashboard.request_log import Entry, RequestLog
 from gateway.dashboard.visit import Visit
 from gateway.errors import ResourceNotFound
 from gateway.identity.rights import Right
 from gateway.texts.models import RequestText
 from gateway.texts.repository import TextRepository
 from gateway.usage.models import Price, UsageEvent
-from gateway.usage.request_repository import RequestRepository
 
 MILLION = 10**6
 
@@ -30,6 +31,7 @@ class Detail:
     meters: Sequence[Meter]
     adjustments: Sequence[UsageEvent]
     text: RequestText | None  # where it is kept, and for whom may read it
+    is_refused = False
 
     @property
     def cost_nano(self) -> int | None:
@@ -44,23 +46,35 @@ class Detail:
 
 
 async def detail_of(
-    rows: RequestRepository, visit: Visit, line: Callable[[UsageEvent], Line]
-) -> Detail | None:
+    log: RequestLog, visit: Visit, line: Callable[[Entry], Line | RefusedLine]
+) -> Detail | RefusedLine | None:
     """Of the request that the address names. Raises ResourceNotFound."""
     if not (request := visit.query.get("request", "").strip()):
         return None
+    rows = log.requests
     row = await rows.one(request[:64])
     if row is None:
-        raise ResourceNotFound(
-            f"no request {request[:64]!r} in the ledger: refused ones, and those still running,"
-            " are not in it",
-            param="request",
-        )
+        return await _refused(log, request[:64], line)
     adjustments = await rows.adjustments(row.id)
     price = await rows.price(row.price_id) if row.price_id else None
-    return Detail(
-        line(row), meters_of(row, adjustments, price), adjustments, await _text(visit, row)
-    )
+    told = line(row)
+    assert isinstance(told, Line), "an event is no refusal"
+    return Detail(told, meters_of(row, adjustments, price), adjustments, await _text(visit, row))
+
+
+async def _refused(
+    log: RequestLog, request: str, line: Callable[[Entry], Line | RefusedLine]
+) -> RefusedLine:
+    row = await log.refusals.one(request)
+    if row is None:
+        raise ResourceNotFound(
+            f"no request {request!r} in this log: those still running are not in it, and of refused"
+            " ones of a kind only the last of each minute is known by its id",
+            param="request",
+        )
+    told = line(row)
+    assert isinstance(told, RefusedLine), "a refusal is no event"
+    return told
 
 
 async def _text(visit: Visit, row: UsageEvent) -> RequestText | None:

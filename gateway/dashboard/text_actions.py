@@ -4,6 +4,7 @@ from gateway.dashboard.page import Action, Done
 from gateway.dashboard.visit import Form, Visit
 from gateway.errors import InvalidRequest
 from gateway.identity.rights import Right
+from gateway.refusals.repository import RefusalRepository
 from gateway.texts.repository import TextRepository
 from gateway.texts.terms import MOST_DAYS, fingerprint
 
@@ -22,14 +23,18 @@ async def keep_texts(visit: Visit, form: Form) -> Done:
 
 
 async def erase_texts(visit: Visit, form: Form) -> Done:
-    """Of a project, or one of its customers."""
+    """Of a project, or one of its customers; and what was refused of them."""
     project = await visit.project(form.get("project", ""))
     visit.require(Right.PROJECTS, project.id)
     customer = form.get("customer", "").strip() or None
     erased = await _rows(visit).erase(project.id, customer)
+    refused = await RefusalRepository(visit.session, visit.organisation).erase(project.id, customer)
     of = fingerprint(customer) if customer else "everybody"
-    await visit.note("project.texts_erased", project.id, project.id, of=of, erased=erased)
-    return Done(f"{erased} texts of {'one customer' if customer else project.name} are erased.")
+    await visit.note(
+        "project.texts_erased", project.id, project.id, of=of, erased=erased, refused=refused
+    )
+    whose = "one customer" if customer else project.name
+    return Done(f"{erased} texts of {whose} are erased, and {refused} lines of what was refused.")
 
 
 def days_of(text: str) -> int:

@@ -81,6 +81,7 @@ class Call:
     async def run(self, request: Asked) -> None:
         """Raises GatewayError where nothing was sent yet, ClientGone when nobody waits."""
         await self._begin()
+        self._reply.admitted = True
         outcome, written = Outcome.FAILED, list[Written]()
         failure: GatewayError | None = None
         retired = asyncio.timeout(None)

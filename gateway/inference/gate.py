@@ -34,14 +34,15 @@ class Gate:
 
     async def admit(self, request: Request) -> Principal:
         """Raises Unauthenticated, InvalidRequest for more than one key, PermissionDenied."""
-        principal = await self.identify(request)
-        if principal.admin:
-            raise PermissionDenied("Admin keys cannot call inference routes.")
+        principal = await self._known(request)
+        self._require(principal, request)
         return principal
 
     async def enter(self, request: Request, reply: Reply) -> Principal:
         """As ``admit``; the answer, whatever it will be, says for whom it is."""
-        principal = await self.admit(request)
+        principal = await self._known(request)
+        reply.caller = principal  # who is refused from here on sees it in the request log
+        self._require(principal, request)
         reply.facts |= {"project": principal.project, "key": principal.key}
         reply.headers["openai-organization"] = principal.organisation
         reply.headers["openai-version"] = VERSION
@@ -49,11 +50,19 @@ class Gate:
 
     async def identify(self, request: Request) -> Principal:
         """As ``admit``, but admin keys too."""
-        if self._open and not is_local(request):
-            raise PermissionDenied("This server is open to clients on its own machine only.")
-        principal = await self._keys.recognise(self._key(request))
+        principal = await self._known(request)
         require_scope(principal, request.path, address_of(request, self._hops))
         return principal
+
+    async def _known(self, request: Request) -> Principal:
+        if self._open and not is_local(request):
+            raise PermissionDenied("This server is open to clients on its own machine only.")
+        return await self._keys.recognise(self._key(request))
+
+    def _require(self, principal: Principal, request: Request) -> None:
+        require_scope(principal, request.path, address_of(request, self._hops))
+        if principal.admin:
+            raise PermissionDenied("Admin keys cannot call inference routes.")
 
     def _key(self, request: Request) -> str:
         values = request.headers(b"authorization")

@@ -77,6 +77,7 @@ class Pipeline:
         """The same, once it is known who asks: a client, or a line of a batch."""
         try:
             body = parse_object(await request.json_body(self._do.max_body_bytes))
+            reply.asked = model_of(body)
             order = await endpoint.take(body, principal, reply.request_id)
             order = within_deadline(request, self._within_limits(order))
             self._room.require(principal.project)
@@ -106,6 +107,7 @@ class Pipeline:
         principal = await self._do.gate.enter(request, reply)
         await self._count(principal, reply)
         body = parse_object(await request.json_body(self._do.max_body_bytes))
+        reply.asked = model_of(body)
         await reply.json(orjson.dumps(await told(body, principal)))
 
     def _using(self, order: Order) -> AbstractContextManager[None]:
@@ -124,6 +126,12 @@ class Pipeline:
             return order
         limit = self._do.limiter.tokens_within(order.principal, order.use)
         return replace(order, token_limit=limit)
+
+
+def model_of(body: Object) -> str:
+    """As the client wrote it, whatever becomes of it."""
+    model = body.get("model")
+    return model if isinstance(model, str) else ""
 
 
 def within_deadline(request: Asked, order: Order) -> Order:

@@ -123,17 +123,31 @@ class Routes:
             reply.status = CLIENT_GONE
         except GatewayError as error:
             reply.facts["error"] = error.detail_code
+            self._note(reply, route, error)
             await _tell_failure(reply, error)
         except Exception as error:
             self._do.metrics.faults.inc()
             self._log.error("unexpected error", request=reply.request_id, exc_info=error)
-            await _tell_failure(reply, GatewayError("The server had an error; it was logged."))
+            fault = GatewayError("The server had an error; it was logged.")
+            self._note(reply, route, fault)
+            await _tell_failure(reply, fault)
         self._tell(request, reply, route)
 
     def _find(self, path: str) -> Route | None:
         if path.startswith(MODEL) and len(path) > len(MODEL):
             return self._one_model
         return self._routes.get(path)
+
+    def _note(self, reply: Reply, route: Route, error: GatewayError) -> None:
+        """In the request log of its project, where it is known; what was admitted is there."""
+        if reply.caller is not None and not reply.admitted:
+            self._do.refusals.note(
+                reply.caller,
+                error,
+                endpoint=_endpoint(route),
+                model=reply.asked,
+                request=reply.request_id,
+            )
 
     def _tell(self, request: Request, reply: Reply, route: Route) -> None:
         self._do.metrics.count_answer(route.name, reply.status, broken=reply.broken)
@@ -175,7 +189,8 @@ class Routes:
 
     async def _model(self, request: Request, reply: Reply) -> None:
         principal = await self._caller(request, reply)
-        target = self._names.resolve(principal, request.path.removeprefix(MODEL))
+        reply.asked = request.path.removeprefix(MODEL)
+        target = self._names.resolve(principal, reply.asked)
         await reply.json(orjson.dumps(_model(target)))
 
     async def _tokenize(self, request: Request, reply: Reply) -> None:
@@ -223,6 +238,11 @@ class Routes:
         ready = self._health.ready
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         await reply.json(orjson.dumps(self._health.report()), status)
+
+
+def _endpoint(route: Route) -> str:
+    """As the ledger calls it."""
+    return route.name.removeprefix("/v1").partition("/{")[0].strip("/").replace("/", ".")
 
 
 async def _tell_failure(reply: Reply, error: GatewayError) -> None:

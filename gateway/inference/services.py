@@ -14,6 +14,7 @@ from gateway.inference.gate import Gate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.lease import Limiter
 from gateway.metrics import Metrics
+from gateway.refusals.tally import Tally
 from gateway.texts.exchange import Texts
 from gateway.tracing import Tracing
 from gateway.usage.pricing import Tariff
@@ -59,6 +60,7 @@ class Services:
     metrics: Metrics
     max_body_bytes: int
     max_inflight: int
+    refusals: Tally = field(default_factory=Tally)
     answers: Answers = field(default_factory=MemoryAnswers)
     tariff: TariffOf = unpriced
     tracing: Tracing | None = None  # None: requests are not traced

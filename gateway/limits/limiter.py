@@ -23,7 +23,6 @@ from gateway.limits.lease import Demand, Headroom, Lease, More, headroom_of
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis_store import RedisStore
 from gateway.limits.refusal import budget_code, budget_message, refusal, too_large, unpriced
-from gateway.limits.refusals import Refusals
 from gateway.limits.rules import Rule, RuleBook, Use
 from gateway.limits.seeding import Seeder, Spending, nothing_spent
 from gateway.limits.store import RENEW_S, Ask, Kind, Open, Purse, Store, Unit, Verdict
@@ -77,7 +76,6 @@ class RateLimiter:
         self._unsettled: deque[_Settlement] = deque(maxlen=MOST_UNSETTLED)
         self._purses: dict[str, Ask] = {}  # budgets met since the last look, by counter
         self._seeder = Seeder(store, spending, self._holdings)
-        self.refusals = Refusals(now)
 
     @property
     def open(self) -> int:
@@ -120,7 +118,6 @@ class RateLimiter:
         if not asks:
             return Lease(request=request, principal=principal, tokens=tokens, at=now)
         if over is not None:
-            self.refusals.note(principal, rules[over], 0.0)
             raise too_large(rules[over], asks[over], await self._look(rules, now))
         if purses and demand is not None and demand.price is None:
             raise unpriced(use.model)
@@ -133,7 +130,6 @@ class RateLimiter:
         verdict = await self._take(rules, asks, name, now)
         headroom = headroom_of(asks, verdict, now)
         if verdict.wait_ms > 0:
-            self.refusals.note(principal, rules[verdict.binding], verdict.wait_ms / 1000)
             raise refusal(rules[verdict.binding], asks[verdict.binding], verdict, headroom)
         return self._remember(
             Lease(

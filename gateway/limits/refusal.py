@@ -1,6 +1,7 @@
 """What a refusal says: whose limit binds, how much of it is left, and when to come again."""
 
 from gateway.errors import (
+    Bound,
     BudgetExhausted,
     BudgetReserved,
     ConcurrencyLimited,
@@ -31,6 +32,7 @@ def too_large(rule: Rule, ask: Ask, headroom: Headroom) -> GatewayError:
         f"Request too large for {rule.shown} on {rule.words}: "
         f"limit {ask.limit}, requested {ask.cost}. Ask for fewer {ask.unit}.",
         headers=headroom.headers(),
+        bound=bound_of(rule),
     )
 
 
@@ -43,7 +45,7 @@ def unpriced(model: str) -> GatewayError:
 def refusal(rule: Rule, ask: Ask, verdict: Verdict, headroom: Headroom) -> GatewayError:
     wait = verdict.wait_ms / 1000
     level, held = verdict.levels[verdict.binding], verdict.held[verdict.binding]
-    headers = headroom.headers()
+    headers, bound = headroom.headers(), bound_of(rule)
     if ask.kind is Kind.MONEY:
         if level + ask.least <= ask.limit:
             return BudgetReserved(
@@ -52,17 +54,20 @@ def refusal(rule: Rule, ask: Ask, verdict: Verdict, headroom: Headroom) -> Gatew
                 code=budget_code(rule),
                 retry_after=wait,
                 headers=headers,
+                bound=bound,
             )
         return BudgetExhausted(
             f"{budget_message(rule)} Spent {_dollars(level)} of {_dollars(ask.limit)}.",
             code=budget_code(rule),
             headers=headers,
+            bound=bound,
         )
     if ask.kind is Kind.SLOTS:
         return ConcurrencyLimited(
             f"Limit reached for {rule.shown} on {rule.words}: limit {ask.limit}, running {level}.",
             retry_after=wait,
             headers=headers,
+            bound=bound,
         )
     left = remaining(level, ask.limit) if ask.kind is Kind.RATE else max(0, ask.limit - level)
     kind = RequestsLimited if ask.unit is Unit.REQUESTS else TokensLimited
@@ -73,7 +78,14 @@ def refusal(rule: Rule, ask: Ask, verdict: Verdict, headroom: Headroom) -> Gatew
         f"remaining {left}, requested {ask.cost}. Try again in {duration(wait)}.",
         retry_after=wait,
         headers=headers,
+        bound=bound,
     )
+
+
+def bound_of(rule: Rule) -> Bound:
+    subject = rule.subject
+    words = f"{rule.words} on {subject.model}" if subject.model else rule.words
+    return Bound(str(subject.level), subject.id, words)
 
 
 def budget_code(rule: Rule) -> str:

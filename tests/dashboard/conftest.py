@@ -35,6 +35,8 @@ from gateway.identity.oidc_settings import OidcSettings, read_oidc
 from gateway.identity.passwords import Passwords
 from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
+from gateway.refusals.keeper import RefusalKeeper
+from gateway.refusals.tally import Tally
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending
@@ -106,6 +108,7 @@ class Served:
     limiter: RateLimiter
     provider: FakeProvider
     provider_clock: FakeClock
+    refusals: RefusalKeeper
     cookies: dict[str, str] = field(default_factory=dict)
 
     async def cookie(self, who: str) -> str:
@@ -165,7 +168,8 @@ async def served(
     made_later.append(rest)
     running = [asyncio.create_task(each.run_until_stopped()) for each in (listener, beside)]
     await until(lambda: listener.started and beside.started and len(fleet.ready) == 1)
-    yield Served(url, world, logins, attempts, snapshot, limiter, fake, clock)
+    refusals = RefusalKeeper(database, Tally())
+    yield Served(url, world, logins, attempts, snapshot, limiter, fake, clock, refusals)
     for task in (*running, driving):
         task.cancel()
     await asyncio.wait([*running, driving])

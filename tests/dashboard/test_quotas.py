@@ -2,10 +2,12 @@
 
 import pytest
 import pytest_asyncio
+from sqlalchemy import delete
 
 from gateway.errors import GatewayError
 from gateway.limits.lease import Demand, Price
 from gateway.limits.rules import Use
+from gateway.refusals.models import Refusal
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
 from tests.dashboard.world import OPERATOR
 
@@ -24,11 +26,15 @@ async def leases(served):
             use = Use("support", "ada")
             name = f"req_{number:032x}"
             held.append(await served.limiter.reserve(who, name, 1_200, use=use, demand=DEMAND))
-        except GatewayError:
+        except GatewayError as error:
+            served.refusals.tally.note(who, error, endpoint="chat.completions", model="support")
             refused += 1
+    await served.refusals.flush()
     yield held, refused
     for lease in held:
         await served.limiter.settle(lease, 0)
+    async with served.world.database.unit_of_work() as session:
+        await session.execute(delete(Refusal))
 
 
 async def row(page, limit: str) -> str:

@@ -43,6 +43,7 @@ from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.limiter import RateLimiter, memory_limiter
 from gateway.listener import Listener
 from gateway.metrics import Metrics
+from gateway.refusals.tally import Tally
 from gateway.responses.archive import Archive
 from gateway.responses.endpoint import ResponseEndpoint
 from gateway.responses.routes import response_router
@@ -236,6 +237,7 @@ async def serving(
     roles: Sequence[Role] = (),
     handoffs: HandoffRule | None = None,
     texts: Texts | None = None,
+    refusals: Tally | None = None,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -271,7 +273,7 @@ async def serving(
         max_body_bytes=max_body_bytes, max_inflight=max_inflight, tariff=tariff,
         answers=answers or MemoryAnswers(),
         residents=residents(fleet) if residents else None, tracing=tracing,
-        texts=texts,
+        texts=texts, refusals=refusals or Tally(),
     )  # fmt: skip
     grammars = GrammarCheck()
     intake = Intake(
