@@ -47,6 +47,7 @@ def rest_application(
     application.add_exception_handler(RequestValidationError, _as_invalid)  # type: ignore[arg-type]
     for error in (GatewayError, DatabaseUnavailable, ClientGone):
         application.add_exception_handler(error, _as_told)
+    application.add_exception_handler(Exception, _as_fault)
     for router in routers:
         application.include_router(router, dependencies=[Security(BEARER)])
     if dashboard is not None:
@@ -101,6 +102,12 @@ async def _as_invalid(request: Request, error: RequestValidationError) -> Respon
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"][1:])
     told = InvalidRequest(f"{path or 'body'}: {first['msg']}"[:500], param=path[:200] or None)
+    return JSONResponse(told.body(), status_code=told.status, headers=told.headers())
+
+
+async def _as_fault(request: Request, error: Exception) -> Response:
+    """Of ours. Who called the application has the error as well, and logs it."""
+    told = GatewayError("The server had an error; it was logged.")
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers())
 
 

@@ -18,7 +18,7 @@ from gateway.errors import InvalidJson, InvalidRequest, InvalidType
 Object = dict[str, Any]
 INT64 = range(-(1 << 63), 1 << 63)
 _MANY_DIGITS = re.compile(rb"\d{19}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_object(raw: bytes) -> Object:
@@ -40,8 +40,8 @@ def _explain(raw: bytes, error: orjson.JSONDecodeError) -> NoReturn:
     if raw.startswith(b"\xef\xbb\xbf"):
         raise InvalidJson("The body begins with a byte order mark; send plain UTF-8.") from error
     value = _parse_slowly(raw)
-    for path, text in _strings(value):
-        if _SURROGATE.search(text):
+    for path, text in strings(value):
+        if SURROGATE.search(text):
             raise InvalidRequest(
                 "A lone surrogate is not a character; escape characters beyond the basic plane"
                 " as a pair.",
@@ -73,7 +73,7 @@ def _no_constant(name: str) -> NoReturn:
     raise InvalidJson(f"{name} is not a JSON number.")
 
 
-def _strings(value: Any) -> Iterator[tuple[str, str]]:
+def strings(value: Any) -> Iterator[tuple[str, str]]:
     """Every string in a value with its path; keys count as their object's. Any depth."""
     rest = [("", value)]
     while rest:

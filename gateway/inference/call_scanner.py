@@ -5,8 +5,9 @@ are handed out as they come, character by character as the model wrote them. Arg
 before the name wait for it. Arguments written as a string hold their JSON inside it.
 """
 
-import json
 from enum import Enum, auto
+
+from gateway.inference.written_json import parsed
 
 ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
@@ -168,7 +169,7 @@ class CallScanner:
 
     def _parsed(self) -> str | None:
         try:
-            value = json.loads(self._text)
+            value = parsed(self._text)
         except ValueError:
             return None
         return value if isinstance(value, str) else None

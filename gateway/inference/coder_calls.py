@@ -20,6 +20,7 @@ from typing import Any
 
 from gateway.inference.call_reader import Calls, NewId, Read, Shown, overlap
 from gateway.inference.tools import Toolbox
+from gateway.inference.written_json import parsed
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -198,8 +199,8 @@ def typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
         return text
     word = text.strip(_SPACE)
     try:
-        value = json.loads(_WORDS.get(word, word), parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        value = parsed(_WORDS.get(word, word))
+    except ValueError:
         return text
     if "string" in kinds and not kinds.intersection(_KINDS[type(value)]):
         return text
@@ -230,7 +231,3 @@ def kinds_of(part: Mapping[str, Any], root: Mapping[str, Any], depth: int = 8) -
 def _listed(part: Mapping[str, Any], key: str) -> list[Any]:
     found = part.get(key)
     return found if isinstance(found, list) else []
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(name)

@@ -6,7 +6,6 @@ them, in which an image is ``{"type": "image"}``. Any other part is refused by i
 ``developer`` is the newer word for ``system``.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from gateway.inference.fields import (
     typed_object,
     wrong_type,
 )
+from gateway.inference.written_json import parsed
 
 Message = Mapping[str, Any]  # role, content and, where given, name, tool_calls, tool_call_id
 ROLES = {
@@ -168,6 +168,6 @@ def older_id(name: str) -> str:
 def _arguments(text: str) -> Any:
     """What a model wrote need not be JSON; then the template sees it as it was."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parsed(text)
+    except ValueError:
         return text

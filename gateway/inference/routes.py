@@ -109,7 +109,7 @@ class Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._find(scope["path"]) if scope["type"] == "http" else None
         if route is None:
-            await self._behind(scope, receive, self._told_more(scope, receive, send))
+            await self._beyond(scope, receive, send)
             return
         request = Request(scope, receive, self._patience)
         reply = Reply(send, new_id("req"))
@@ -132,6 +132,13 @@ class Routes:
             self._note(reply, route, fault)
             await _tell_failure(reply, fault)
         self._tell(request, reply, route)
+
+    async def _beyond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._behind(scope, receive, self._told_more(scope, receive, send))
+        except Exception as error:  # answered already
+            self._do.metrics.faults.inc()
+            self._log.error("unexpected error", path=scope.get("path", "")[:64], exc_info=error)
 
     def _find(self, path: str) -> Route | None:
         if path.startswith(MODEL) and len(path) > len(MODEL):

@@ -28,6 +28,12 @@ RENDER_SECONDS = 2.0  # of computing
 MOST_RENDERED = 16 << 20  # characters
 
 
+# What a template, or a filter that it calls, raises for messages that it cannot show.
+_REFUSALS = (
+    TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError,
+)  # fmt: skip
+
+
 class RenderingTooLong(Exception):
     """Time or size ran out."""
 
@@ -66,7 +72,7 @@ class ChatTemplate:
                 f"The model's chat template makes too much of these messages: {error}.",
                 param="messages",
             ) from error
-        except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError) as error:
+        except _REFUSALS as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {str(error)[:500]}",
                 param="messages",

@@ -132,6 +132,16 @@ def test_arguments_come_in_pieces_while_they_are_written():
     assert [d.arguments for d in reader.feed(" two").calls] == [" two"]
 
 
+def test_arguments_that_are_no_json_stay_as_they_were_written():
+    for arguments in ('"\\ud83d"', "[" * 2000 + "]" * 2000, '"half', "NaN"):
+        text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+        _, calls = read(tagged(), [text])
+        assert calls[0][0] == "f"
+        calls[0][1].encode()
+        if arguments != '"half':
+            assert calls[0][1] == arguments
+
+
 def test_text_is_held_back_no_longer_than_it_could_be_a_tag():
     reader = tagged()
     assert reader.feed("a <tool").text == "a"

@@ -7,9 +7,11 @@ import logging
 
 import pytest
 import structlog
+from fastapi import APIRouter
 
 from engine.protocol import RefusalCode
 from gateway import log
+from gateway.rest import rest_application
 from tests.fakes.clock import until
 from tests.gateway.serving import (
     ADMIN_KEY,
@@ -274,6 +276,26 @@ async def test_a_fault_of_ours_is_a_500_that_says_nothing(tmp_path, caplog):
         assert (got.status, got.error["code"]) == (500, "internal_error")
         assert "NoneType" not in got.body.decode()
         assert b"unexpected_errors_total 1.0" in server.metrics.text()
+
+
+async def test_a_fault_of_ours_has_the_same_shape_on_every_route(tmp_path):
+    router, said = APIRouter(), io.StringIO()
+
+    @router.get("/v1/broken")
+    async def broken() -> None:
+        raise RecursionError("what a client sent")
+
+    with logging_to(said):
+        async with serving(tmp_path) as server:
+            server.routes._behind = rest_application(
+                server.health, base_model=BASE, is_open=False, routers=[router]
+            )
+            got = await ask(server.port, get("/v1/broken"))
+            assert (got.status, got.error["code"]) == (500, "internal_error")
+            assert got.headers["x-request-id"].startswith("req_")
+            assert b"unexpected_errors_total 1.0" in server.metrics.text()
+    assert "RecursionError" in said.getvalue()
+    assert "what a client sent" not in said.getvalue()
 
 
 async def test_no_key_and_no_prompt_is_in_any_answer_log_or_metric(tmp_path):

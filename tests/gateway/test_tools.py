@@ -333,6 +333,41 @@ async def test_a_conversation_with_calls_goes_on(tmp_path):
         assert "<tool_response>\nsunny\n</tool_response>" in text
 
 
+ODD = [
+    '{"a": "\\ud83d"}',
+    '{"a": NaN}',
+    '{"a": 1e999}',
+    "9" * 5000,
+    "[" * 5000,
+    '{"a":' * 980 + "1" + "}" * 980,
+]
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN], ids=["told in words", "knows tools"])
+async def test_arguments_that_are_no_json_are_shown_as_they_were(tmp_path, template):
+    async with serving(tmp_path, template=template, context=1 << 15) as server:
+        for arguments in ODD:
+            call = {"id": "call_1", "type": "function",
+                    "function": {"name": "weather", "arguments": arguments}}  # fmt: skip
+            messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+            asked = {**ASKED, "messages": messages, "tools": TOOLS, "max_tokens": 1}
+            got = await ask(server.port, post(asked))
+            assert got.status in (200, 400), (arguments[:20], got.body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_a_model_writes_badly_is_answered_all_the_same(tmp_path, stream):
+    """What it wrote as a string could hold half a character."""
+    async with serving(tmp_path, template=QWEN, context=2048) as server:
+        for arguments in (r'"\ud83d"', r'"{\"a\": \"\\ud83d\"}"', r'{"a": "\ud83d"}'):
+            server.say(CALL.replace('{"city": "Paris"}', arguments))
+            asked = {**ASKED, "tools": TOOLS, "max_tokens": 200, "stream": stream}
+            got = await ask(server.port, post(asked))
+            assert got.status == 200, (arguments, got.body)
+            assert b'"error"' not in got.body
+            assert b'"tool_calls"' in got.body
+
+
 async def test_a_call_that_a_limit_cuts_says_length(tmp_path):
     async with serving(tmp_path, template=QWEN, context=2048) as server:
         tokens = server.tokenizer.encode(CALL, add_special=False)
