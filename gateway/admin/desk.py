@@ -13,12 +13,15 @@ from starlette.requests import Request
 from gateway.audit.service import Actor, AuditLog
 from gateway.db import Database, Tenancy
 from gateway.errors import InvalidRequest, PermissionDenied, ResourceNotFound, Unauthenticated
+from gateway.http import Request as RawRequest
 from gateway.identity.models import Project, Role
 from gateway.identity.organisation_repository import OrganisationRepository
 from gateway.identity.pepper import Peppers
 from gateway.identity.principal import Principal
 from gateway.identity.rights import Right, require
+from gateway.inference.body import parse_object
 
+MOST_BODY_BYTES = 1 << 16
 Recognise = Callable[[str], Awaitable[Principal]]  # by an API key; raises Unauthenticated
 
 
@@ -117,16 +120,9 @@ class AdminDesk:
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """A JSON object. Raises InvalidRequest."""
-    if len(raw := await request.body()) > 1 << 16:
-        raise InvalidRequest("The body is larger than 65536 bytes.")
-    try:
-        body = await request.json() if raw else {}
-    except ValueError as error:
-        raise InvalidRequest("The body is not JSON.") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest("The body must be a JSON object.")
-    return body
+    """A JSON object, empty where there is no body. Raises as ``json_body`` and ``parse_object``."""
+    raw = await RawRequest(request.scope, request.receive).json_body(MOST_BODY_BYTES)
+    return parse_object(raw) if raw else {}
 
 
 def text_of(body: dict[str, Any], name: str) -> str:

@@ -40,7 +40,7 @@ def add_limits(router: APIRouter, desk: AdminDesk) -> None:
             ]
             return page(rows, after, limit)
 
-    @router.post(ONE + "/rate_limits/{rate_limit_id}", **desk.needs(Right.RATES))
+    @router.post(ONE + "/rate_limits/{rate_limit_id:path}", **desk.needs(Right.RATES))
     async def change_rates(request: Request, project_id: str, rate_limit_id: str) -> Json:
         body = await body_of(request)
         model = rate_limit_id.removeprefix("rl-")
@@ -53,8 +53,9 @@ def add_limits(router: APIRouter, desk: AdminDesk) -> None:
             given = {ours: integer_of(body, theirs) for theirs, ours in RATES.items()}
             rates = Rates(**given).over(await service.rates(subject))
             await service.set_rates(subject, rates)
+            asked = {name: body[name] for name in RATES if body.get(name) is not None}
             await visit.note(
-                "rate_limit.updated", rate_limit_id, project_id, changes_requested=body
+                "rate_limit.updated", rate_limit_id, project_id, changes_requested=asked
             )
             return _rates(model, rates)
 
@@ -87,7 +88,7 @@ def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level
         async with desk.changing(request) as visit:
             subject, amount = await subject_of(visit, project_id), threshold_of(body)
             service = LimitService(visit.session, visit.who.organisation, visit.now)
-            await service.set_budget(subject, MONTH, amount)
+            await service.set_budget(subject, MONTH, amount, **await _terms(visit, subject))
             await visit.note(f"{kind}.updated", subject.id, project_id, nano_usd=amount)
             return _spend_limit(kind, amount)
 
@@ -100,6 +101,12 @@ def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level
             removed = await service.remove_budget(subject, MONTH)
             await visit.note(f"{kind}.deleted", subject.id, project_id)
             return {"deleted": removed, "object": f"{kind}.deleted"}
+
+
+async def _terms(visit: Visit, subject: Subject) -> dict[str, str]:
+    """What a new amount leaves as it is: nothing here says another zone, or another end."""
+    row = await LimitRepository(visit.session, visit.who.organisation).budget(subject, MONTH)
+    return {} if row is None else {"time_zone": row.time_zone, "on_exhaust": row.on_exhaust}
 
 
 async def _models(desk: AdminDesk, visit: Visit, project_id: str) -> list[str]:

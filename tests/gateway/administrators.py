@@ -8,6 +8,7 @@ from openai import AsyncOpenAI
 
 from gateway.admin.desk import AdminDesk
 from gateway.admin.routes import admin_router
+from gateway.catalog.bases import Bases, ServedBase
 from gateway.fleet.directory import Static
 from gateway.fleet.fleet import Fleet
 from gateway.health import Health
@@ -16,6 +17,7 @@ from gateway.identity.service import IdentityService, KeyTerms
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 
+BASES = (ServedBase("smol"), ServedBase("org/large"))
 PEPPERS = Peppers.parse("1:" + "ab" * 32, "test")
 
 
@@ -30,9 +32,11 @@ async def clients(database):
             owner = await service.organisation(name)
             texts.append(service.issue_admin(owner, KeyTerms(), peppers=PEPPERS).text)
         texts.append(service.issue(project, KeyTerms(), peppers=PEPPERS).text)
-    live = LiveSnapshot(database, PEPPERS, base_model="smol")
+    live = LiveSnapshot(database, PEPPERS, base_model=Bases(BASES))
     await live.refresh()
-    desk = AdminDesk(database, live.recognise, PEPPERS, bases=["smol"], operator="acme")
+    desk = AdminDesk(
+        database, live.recognise, PEPPERS, bases=["smol", "org/large"], operator="acme"
+    )
     health = Health(Fleet(Static(()), gateway="t"), lambda: 0.0)
     app = rest_application(health, base_model="smol", is_open=False, routers=[admin_router(desk)])
     transport = httpx2.ASGITransport(app=app)

@@ -1,7 +1,13 @@
 """The official client's ``client.admin``, unchanged, over both databases."""
 
+from datetime import UTC, datetime
+
 import openai
 import pytest
+
+from gateway.limits.models import Level
+from gateway.limits.rules import Subject
+from gateway.limits.service import LimitService
 
 
 async def test_projects_accounts_keys_limits_and_their_audit(clients):
@@ -17,7 +23,12 @@ async def test_projects_accounts_keys_limits_and_their_audit(clients):
     assert key.owner.service_account.id == account.id
     assert account.api_key.value not in key.to_json()
 
-    [limit] = [one async for one in organization.projects.rate_limits.list_rate_limits(made.id)]
+    rates = organization.projects.rate_limits
+    limit, other = [one async for one in rates.list_rate_limits(made.id)]
+    changed = await rates.update_rate_limit(
+        other.id, project_id=made.id, max_tokens_per_1_minute=100
+    )
+    assert (changed.model, changed.max_tokens_per_1_minute) == ("org/large", 100)
     changed = await organization.projects.rate_limits.update_rate_limit(
         limit.id, project_id=made.id, max_requests_per_1_minute=7
     )
@@ -27,7 +38,7 @@ async def test_projects_accounts_keys_limits_and_their_audit(clients):
     )
     assert (spend.threshold_amount, spend.enforcement.status) == (250, "enforcing")
     await live.refresh()
-    assert sorted(rate.requests_per_minute for rate in live.rules().rates.values()) == [7]
+    assert {rate.requests_per_minute for rate in live.rules().rates.values()} == {None, 7}
 
     await organization.projects.api_keys.delete(key.id, project_id=made.id)
     await organization.projects.archive(made.id)
@@ -36,7 +47,8 @@ async def test_projects_accounts_keys_limits_and_their_audit(clients):
         live.authenticate(account.api_key.value)
     events = [event.type async for event in organization.audit_logs.list()]
     assert events == ["project.archived", "api_key.deleted", "project.spend_limit.updated",
-                      "rate_limit.updated", "api_key.created", "service_account.created",
+                      "rate_limit.updated", "rate_limit.updated", "api_key.created",
+                      "service_account.created",
                       "project.created"]  # fmt: skip
     assert [event async for event in globex.admin.organization.audit_logs.list()] == []
     with pytest.raises(openai.NotFoundError):
@@ -73,3 +85,65 @@ async def test_the_key_is_looked_at_before_anything_else(clients):
                 method, f"http://gateway/v1/organization/{path}", headers=headers, content=body
             )
             assert answer.status_code == status, (key, method, path, answer.text)
+
+
+BODIES = [
+    (b'{"name": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400),
+    (b'{"name": "\\ud83d", "max_requests_per_1_minute": 5}', 400),
+    (b'{"name": NaN}', 400),
+    (b'{"max_requests_per_1_minute": ' + b"9" * 300 + b"}", 400),
+    (b'{"max_requests_per_1_minute": 18446744073709551616}', 400),
+    (b'\xef\xbb\xbf{"name": "shop"}', 400),
+    ('{"name": "shop"}'.encode("utf-16"), 400),
+    (b'{"name": "\xff"}', 400),
+    (b"[]", 400),
+    (b'{"name": "' + b"x" * (1 << 16) + b'"}', 413),
+]
+
+
+@pytest.mark.parametrize("path", ["projects", "projects/{}/rate_limits/rl-smol", "spend_limit"])
+async def test_bodies_are_read_as_those_of_inference_are(clients, path):
+    (acme, _, _), _ = clients
+    (project,) = [one.id async for one in acme.admin.organization.projects.list()]
+    url = f"http://gateway/v1/organization/{path.format(project)}"
+    for body, status in BODIES:
+        answer = await _post(acme, url, body)
+        assert (answer.status_code, body[:60]) == (status, body[:60])
+        assert answer.json()["error"]["message"]
+    for header in ({"content-encoding": "gzip"}, {"content-type": "text/plain"}):
+        answer = await _post(acme, url, b"{}", **header)
+        assert answer.status_code == 415
+
+
+async def _post(acme, url, body, **headers):
+    headers = {"authorization": f"Bearer {acme.admin_api_key}", **headers}
+    return await acme._client.request("POST", url, headers=headers, content=body)
+
+
+async def test_the_audit_log_keeps_what_was_asked_of_a_rate_and_nothing_else(clients):
+    (acme, _, _), _ = clients
+    organization = acme.admin.organization
+    (project,) = [one.id async for one in organization.projects.list()]
+    await organization.projects.rate_limits.update_rate_limit(
+        "rl-smol", project_id=project, max_requests_per_1_minute=7, extra_body={"x": "y" * 9999}
+    )
+    (event,) = [one async for one in organization.audit_logs.list()]
+    assert event.rate_limit_updated.changes_requested.to_dict() == {"max_requests_per_1_minute": 7}
+
+
+async def test_a_new_amount_leaves_a_budgets_zone_and_end_as_they_are(clients, database):
+    (acme, _, _), live = clients
+    organization = acme.admin.organization
+    (project,) = [one.id async for one in organization.projects.list()]
+    whose = (await live.recognise(acme.admin_api_key)).organisation
+    subject = Subject(Level.PROJECT, project)
+    async with database.publish() as session:
+        await LimitService(session, whose, datetime.now(UTC)).set_budget(
+            subject, "month", 5, time_zone="Europe/Zurich", on_exhaust="finish"
+        )
+    await organization.projects.spend_limit.update(
+        project, currency="USD", interval="month", threshold_amount=250
+    )
+    await live.refresh()
+    [money] = live.rules().allowances[subject]
+    assert (money.nano, money.time_zone, money.soft) == (250 * 10**7, "Europe/Zurich", True)

@@ -96,7 +96,7 @@ async def test_adapters_have_rates_of_their_own(clients, database):
                         digest="d" * 64, rank=8, state=state, created_at=NOON, nbytes=1)
             )  # fmt: skip
     listed = [one.model async for one in rates.list_rate_limits(web)]
-    assert listed == ["smol", "support"]
+    assert listed == ["smol", "org/large", "support"]
     changed = await rates.update_rate_limit(
         "rl-support", project_id=web, max_requests_per_1_minute=3,
         extra_body={"max_tokens_per_1_day": 50},
