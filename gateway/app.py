@@ -161,7 +161,7 @@ class Application:
                 database,
                 live_from=recorder.first_segment,
                 lookup=Orphans(self._fleet).lookup,
-                inherited=lambda events: settle_orphans(limiter, events),
+                inherited=lambda events: settle_orphans(limiter, database, events),
                 patience_s=settings.orphan_patience_s,
             )
             stack.push_async_callback(ledger.settle)
@@ -423,7 +423,7 @@ class Application:
                 UsageLog(folder),
                 database,
                 lookup=Orphans(self._fleet).lookup,
-                inherited=lambda events: settle_orphans(limiter, events),
+                inherited=lambda events: settle_orphans(limiter, database, events),
                 patience_s=self._settings.orphan_patience_s,
             )
             tasks[f"ledger {folder.name}"] = ledger.run(self._settings.rollup_interval_s)

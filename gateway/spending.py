@@ -4,12 +4,15 @@ The usage log of this gateway is settled before the ledger is asked, so that not
 missing. While a request of an earlier run is not accounted for, no sum that could lack it is said.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.catalog.repository import CatalogRepository
 from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict, QuotaBackendUnavailable
 from gateway.identity.principal import Principal
@@ -19,10 +22,11 @@ from gateway.limits.rules import Rule, Use
 from gateway.usage.event import Event, time_of
 from gateway.usage.models import UsageEvent
 from gateway.usage.record import Started
-from gateway.usage.report import Only, UsageReport, Window
+from gateway.usage.report import Group, Only, UsageReport, Window
 from gateway.usage.repository import LedgerRepository
 
 RETRY_S = 1.0
+MODEL: tuple[Group, ...] = ("model", "adapter_id")
 AHEAD = timedelta(minutes=5)  # clocks of gateways may differ by this
 
 
@@ -74,14 +78,53 @@ async def spent_of(
 ) -> int:
     """Nano-dollars of a budget, at one instant of the ledger, these requests left out."""
     report = UsageReport(session, rule.organisation)
-    lines = await report.lines(window, ("model",), only=only_of(rule))
-    total = sum(line.usage.cost.total for line in lines if _is_for(rule, line.group[0]))
+    by: tuple[Group, ...] = MODEL if rule.subject.model else ()
+    lines = await report.lines(window, by, only=only_of(rule))
     own = await LedgerRepository(session).charged(without)
-    return total - sum(event.cost_nano or 0 for event in own if _charges(rule, window, event))
+    models = await Models.of(session, rule.subject.model, [line.group for line in lines], own)
+    total = sum(line.usage.cost.total for line in lines if models.mean(*line.group))
+    return total - sum(
+        event.cost_nano or 0
+        for event in own
+        if _charges(rule, window, event) and models.mean(event.model, event.adapter_id)
+    )
 
 
-async def settle_orphans(limiter: RateLimiter, events: Sequence[Event]) -> None:
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Which of the ledger's models a limit is for: it names an adapter, and the ledger what a
+    client wrote, which may be an alias of it."""
+
+    wanted: str  # "": all
+    names: Mapping[str, str]  # adapters' ids -> names
+
+    @classmethod
+    async def of(
+        cls,
+        session: AsyncSession,
+        wanted: str,
+        groups: Iterable[Sequence[str]] = (),
+        events: Iterable[UsageEvent] = (),
+    ) -> "Models":
+        """``groups``: of lines by ``MODEL``."""
+        if not wanted:
+            return cls("", {})
+        ids = {group[1] for group in groups} | {event.adapter_id or "" for event in events}
+        return cls(wanted, await CatalogRepository(session).names(ids - {""}))
+
+    def mean(self, model: str = "", adapter_id: str | None = None) -> bool:
+        if not self.wanted:
+            return True
+        return self.names.get(adapter_id or "", model.partition("@")[0]) == self.wanted
+
+
+async def settle_orphans(limiter: RateLimiter, database: Database, events: Sequence[Event]) -> None:
     """What an earlier run of this gateway had reserved for these goes back."""
+    names: Mapping[str, str] = {}
+    with contextlib.suppress(DatabaseUnavailable):  # then an alias stands for itself
+        async with database.reading() as session:
+            ids = {event.adapter_id for event in events if event.adapter_id}
+            names = await CatalogRepository(session).names(ids)
     for event in events:
         principal = Principal(
             organisation=event.organisation_id,
@@ -93,7 +136,7 @@ async def settle_orphans(limiter: RateLimiter, events: Sequence[Event]) -> None:
         await limiter.settle_orphan(
             principal,
             event.id,
-            Use(event.model.partition("@")[0], event.user_id),
+            Use(names.get(event.adapter_id or "", event.model.partition("@")[0]), event.user_id),
             event.started_at,
             used=event.prompt_tokens - event.cached_tokens + event.completion_tokens,
             nano=event.cost_nano or 0,
@@ -108,11 +151,11 @@ def window_of(rule: Rule, now: datetime) -> Window:
 
 
 def _pays(rule: Rule, window: Window, request: Started) -> bool:
-    """Whether a request is paid for from this budget."""
+    """Whether a request is paid for from this budget; one of any adapter may be."""
     return (
         request.organisation == rule.organisation
         and window.start <= time_of(request.at_ns) < window.end
-        and _is_for(rule, request.model)
+        and (request.adapter_id is not None or rule.subject.model in ("", request.model))
         and _is_of(rule, request.project, request.key, request.user)
     )
 
@@ -121,13 +164,8 @@ def _charges(rule: Rule, window: Window, event: UsageEvent) -> bool:
     return (
         event.organisation_id == rule.organisation
         and window.start <= event.started_at < window.end
-        and _is_for(rule, event.model)
         and _is_of(rule, event.project_id, event.key_id, event.user_id)
     )
-
-
-def _is_for(rule: Rule, model: str) -> bool:
-    return rule.subject.model in ("", model.partition("@")[0])
 
 
 def _is_of(rule: Rule, project: str, key: str, user: str) -> bool:

@@ -1,6 +1,6 @@
 """Queries over adapters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from sqlalchemy import delete, or_, select, update
@@ -147,6 +147,11 @@ class CatalogRepository:
         """Retired with a deadline that was not over by then."""
         statement = select(Adapter).where(Adapter.ends_at > since)
         return (await self._session.scalars(statement)).all()
+
+    async def names(self, adapter_ids: Iterable[str]) -> dict[str, str]:
+        """What these are called, retired ones too: without alias or version."""
+        statement = select(Adapter.id, Adapter.name).where(Adapter.id.in_(set(adapter_ids)))
+        return {row.id: row.name for row in await self._session.execute(statement)}
 
     async def aliases(self) -> Sequence[AdapterAlias]:
         return (await self._session.scalars(select(AdapterAlias))).all()

@@ -22,8 +22,8 @@ from gateway.limits.period import MONTH, Period, period_at
 from gateway.limits.repository import LimitRepository
 from gateway.limits.rules import Rule
 from gateway.limits.store import Kind
-from gateway.spending import only_of
-from gateway.usage.report import Only, Window
+from gateway.spending import MODEL, Models, only_of
+from gateway.usage.report import Group, Only, Window
 
 MOST_SHOWN = 60
 UTC_ZONE = ZoneInfo("UTC")
@@ -130,13 +130,11 @@ async def _course(visit: Visit, period: Period, time_zone: str, only: Only, mode
     begin = min(first, today - timedelta(days=LOOK_BACK))
     days = [begin + timedelta(days=number) for number in range((today - begin).days + 1)]
     edges = [midnight(day, zone) for day in (*days, today + timedelta(days=1))]
-    found = await visit.report().between(edges, group_by=("model",), only=only)
+    by: tuple[Group, ...] = MODEL if model else ()
+    found = await visit.report().between(edges, group_by=by, only=only)
+    models = await Models.of(visit.session, model, {group for bucket in found for group in bucket})
     sums = {
-        day: sum(
-            usage.cost.total
-            for (name,), usage in bucket.items()
-            if model in ("", name.partition("@")[0])
-        )
+        day: sum(usage.cost.total for group, usage in bucket.items() if models.mean(*group))
         for day, bucket in zip(days, found, strict=True)
     }
     spent = sum(nano for day, nano in sums.items() if day >= first)

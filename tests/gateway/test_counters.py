@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 from urllib.parse import quote
 
 import pytest
 
+from gateway.catalog.models import Adapter
 from gateway.config import Secret
 from gateway.counters import CounterCheck
 from gateway.db import Database
@@ -64,12 +66,13 @@ class Desk:
         self.limiter = RateLimiter(store, rules=lambda: rules, now=lambda: NOON,
                                    spending=LedgerSpending(database, self.ledger))  # fmt: skip
 
-    async def serve(self, name: str, **facts) -> None:
+    async def serve(self, name: str, *, limited_as: str = "", **facts) -> None:
+        """``limited_as``: what limits call its model, where a client called it by an alias."""
         record = started(name, at_ns=NOON_NS, **facts)
         who = Principal(organisation=record.organisation, project=record.project,
                         project_name="a", key=record.key, tenant="t")  # fmt: skip
         lease = await self.limiter.reserve(
-            who, name, 1, use=Use(record.model, record.user), demand=demand()
+            who, name, 1, use=Use(limited_as or record.model, record.user), demand=demand()
         )
         await self.recorder.started(record)
         await self.recorder.finished(finished(name))
@@ -89,6 +92,37 @@ async def desk_of(database, tmp_path, store, rules) -> Desk:
                   output_pico=1_000, effective_from=NOON - timedelta(days=1), created_at=NOON)
         )  # fmt: skip
     return Desk(database, await Recorder.open(UsageLog(tmp_path / "usage")), store, rules)
+
+
+async def test_a_budget_for_an_adapter_counts_what_came_by_its_aliases(database, tmp_path, store):
+    """The ledger says what a client wrote; limits go by the adapter's name."""
+    async with database.publish() as session:
+        project = await IdentityService(session, NOON).create_project("web")
+        await session.flush()
+        for name in ("support", "json"):
+            session.add(
+                Adapter(id=f"adp_{name}", project_id=project.id, name=name, version=1,
+                        digest="d" * 64, rank=8, state="ready", created_at=NOON, nbytes=1)
+            )  # fmt: skip
+    rules = book(money={("project", project.id, "support"): monthly(9_000)})
+    desk = await desk_of(database, tmp_path, store, rules)
+    facts = {"organisation": project.organisation_id, "project": project.id}
+    for name, model, adapter in (
+        ("req_1", "support", "support"), ("req_2", "prod", "support"),
+        ("req_3", "support@1", "support"), ("req_4", "support-next", "json"),
+    ):  # fmt: skip
+        await desk.serve(
+            name, limited_as=adapter, model=model, adapter_id=f"adp_{adapter}", **facts
+        )
+    findings = await desk.check()
+    assert findings.compared["budget counters"] == 1
+    assert findings.differences == []
+    [purse] = await store.purses()
+    assert purse.spent == 3 * EACH
+    rule = replace(rule_of(purse.key)[0], limit=9_000)
+    spending = LedgerSpending(database, desk.ledger)
+    assert await spending(rule, NOON) == 3 * EACH
+    assert await spending(rule, NOON, ["req_2", "req_4"]) == 2 * EACH
 
 
 async def test_counters_of_every_level_say_what_the_ledger_says(database, tmp_path, store):
