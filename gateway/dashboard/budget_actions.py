@@ -1,6 +1,6 @@
 """What is changed on the page of budgets: one budget or one alert at a time, and audited."""
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from gateway.admin.alerts import MOST_ALERTS, recipients_of
 from gateway.dashboard.numbers import usd
@@ -80,9 +80,9 @@ def nano_in(form: Form, name: str, *, least: int) -> int:
     text = form.get(name, "").strip().removeprefix("$").replace(",", "")
     try:
         nano = Decimal(text[:MOST_DIGITS]) * NANO if text else None
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or one beyond all bounds
         nano = None
-    if nano is None or not nano.is_finite() or nano != int(nano):
+    if nano is None or not nano.is_finite() or nano != nano.to_integral_value():
         raise InvalidRequest(
             f"{name} {text[:MOST_DIGITS]!r} is not an amount of dollars like 25 or 0.50", param=name
         )

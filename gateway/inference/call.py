@@ -241,6 +241,7 @@ class Call:
             prompt_tokens=order.prompt_tokens,
             at_ns=_nanoseconds(self._lease.at) if self._lease.at else time.time_ns(),
             user=order.options.customer,
+            price=self._tariff.id if self._tariff else "",
         )
 
     def _finished(self, outcome: Outcome, counts: Counts) -> Finished:

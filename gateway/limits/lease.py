@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gateway.identity.principal import Principal
 from gateway.limits.bucket import remaining, reset_seconds
-from gateway.limits.rules import Rule, Use
+from gateway.limits.rules import Rule, RuleBook, Use
 from gateway.limits.store import Ask, Kind, Unit, Verdict
 
 
@@ -121,6 +121,8 @@ class Lease:
     slots: tuple[str, ...] = ()  # counters whose slots it holds
     purses: tuple[tuple[Rule, Ask], ...] = ()  # budgets it pays from
     money: int = 0  # nano-dollars reserved at first, of each budget
+    use: Use = field(default_factory=Use)
+    book: RuleBook | None = None  # that held when it was taken
 
 
 @dataclass(frozen=True, slots=True)

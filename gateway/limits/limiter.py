@@ -7,7 +7,7 @@ cannot help, ``x-should-retry`` says so: official clients would otherwise ask ag
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -80,7 +80,7 @@ class RateLimiter:
     @property
     def open(self) -> int:
         """Requests that hold something."""
-        return len(self._open)
+        return sum(1 for lease in self._open.values() if lease.name)
 
     def open_of(self, organisation: str) -> list[Lease]:
         """Of this gateway."""
@@ -99,11 +99,11 @@ class RateLimiter:
         use: Use = ANY_USE,
         demand: Demand | None = None,
     ) -> Lease:
-        now = self._now()
+        now, book = self._now(), self._rules()
         rules, asks = list[Rule](), list[Ask]()
         slots, purses, expiring = list[str](), list[tuple[Rule, Ask]](), False
         over: int | None = None  # more than fits at all
-        for rule in self._rules().of(principal, use):
+        for rule in book.of(principal, use):
             if (ask := _wanted(rule, tokens, demand, now)) is None:
                 continue
             if ask.kind is Kind.MONEY:
@@ -116,7 +116,10 @@ class RateLimiter:
             rules.append(rule)
             asks.append(ask)
         if not asks:
-            return Lease(request=request, principal=principal, tokens=tokens, at=now)
+            bare = Lease(request=request, principal=principal, tokens=tokens, at=now, use=use,
+                         book=book)  # fmt: skip
+            self._open[request] = bare  # a budget may come to hold while it runs
+            return bare
         if over is not None:
             raise too_large(rules[over], asks[over], await self._look(rules, now))
         if purses and demand is not None and demand.price is None:
@@ -142,15 +145,14 @@ class RateLimiter:
                 slots=tuple(slots),
                 purses=tuple(purses),
                 money=verdict.money,
+                use=use,
+                book=book,
             )
         )
 
     async def extend(self, lease: Lease, *, held: int, want: int, least: int) -> More:
         """Between ``least`` and ``want`` nano-dollars more, of every budget; or none of any."""
-        asks = [
-            structs.replace(ask, limit=self._limit(rule), cost=want, least=least)
-            for rule, ask in lease.purses
-        ]
+        asks = [structs.replace(ask, cost=want, least=least) for ask in self._as_they_are(lease)]
         found = await self._store.extend(asks, lease.name, held=held)
         if found.unseeded:
             rules = [rule for rule, _ in lease.purses]
@@ -166,9 +168,14 @@ class RateLimiter:
         await self._seeder.entered()
         if self._open.pop(lease.request, None) is None:
             return
-        self._held.pop(lease.name, None)
-        lost = tuple(ask for _, ask in lease.purses)
-        await self._settle(_Settlement(lease.name, used, nano, lost))
+        joined = self._joined(lease)
+        if lease.name:
+            self._held.pop(lease.name, None)
+            lost = tuple(ask for _, ask in lease.purses)
+            await self._settle(_Settlement(lease.name, used, nano, lost))
+        if joined:
+            name = lease_name(lease.principal.organisation, lease.request)
+            await self._settle(_Settlement(name, 0, nano, joined))
 
     async def settle_orphan(
         self, principal: Principal, request: str, use: Use, at: datetime, *, used: int, nano: int
@@ -270,19 +277,43 @@ class RateLimiter:
             if not await self._settle(self._unsettled.popleft()):
                 return  # it is away still
 
-    def _limit(self, rule: Rule) -> int:
-        """Credits may have expired, or come, since the request was admitted."""
-        credit = self._rules().credit_of(rule.organisation) if rule.period is None else None
-        if credit is not None:
-            rule = replace(rule, limit=credit.nano, expiring=credit.expiring)
-        return rule.ask(0, self._now()).limit
+    def _as_they_are(self, lease: Lease) -> Iterator[Ask]:
+        """Its budgets may have been changed since it was admitted: a smaller one cuts it, and one
+        that holds no more does not. Credits may have expired, or come."""
+        now = self._now()
+        holding = {rule.name: rule for rule in self._rules().of(lease.principal, lease.use)}
+        for rule, ask in lease.purses:
+            held = holding.get(rule.name)
+            if held is None:
+                yield structs.replace(ask, soft=True)
+            else:
+                yield structs.replace(ask, limit=held.ask(0, now).limit, soft=held.soft)
 
-    def _holdings(self, key: str) -> list[Open]:
-        return [
-            Open(lease.name, self._held[lease.name])
-            for lease in self._open.values()
-            if any(ask.key == key for _, ask in lease.purses)
-        ]
+    def _joined(self, lease: Lease) -> tuple[Ask, ...]:
+        """Budgets that have come to hold for a request since it was admitted. It is not cut for
+        them, and they count it all the same."""
+        book = self._rules()
+        if book is lease.book or lease.at is None:
+            return ()
+        known = {ask.key for _, ask in lease.purses}
+        asks = (
+            rule.ask(0, lease.at)
+            for rule in book.of(lease.principal, lease.use)
+            if rule.kind is Kind.MONEY
+        )
+        return tuple(ask for ask in asks if ask.key not in known)
+
+    def _holdings(self, keys: Collection[str]) -> Mapping[str, list[Open]]:
+        found: dict[str, list[Open]] = {key: [] for key in keys}
+        for lease in self._open.values():
+            for _, ask in lease.purses:
+                if ask.key in found:
+                    found[ask.key].append(Open(lease.name, self._held[lease.name]))
+            for ask in self._joined(lease):
+                if ask.key in found:
+                    name = lease_name(lease.principal.organisation, lease.request)
+                    found[ask.key].append(Open(name, 0))
+        return found
 
     def _remember(self, lease: Lease) -> Lease:
         self._open[lease.request] = lease

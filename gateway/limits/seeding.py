@@ -8,7 +8,7 @@ way no request settles.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Protocol
@@ -20,7 +20,8 @@ from gateway.limits.store import Ask, Open, Store
 MOST_TRIES = 50  # others may come to a counter while the ledger is read
 LONGEST_WAIT_S = 10.0
 
-Holdings = Callable[[str], list[Open]]  # what this gateway's requests reserve of one budget
+# What this gateway's requests reserve of each of these counters.
+Holdings = Callable[[Collection[str]], Mapping[str, list[Open]]]
 
 
 class Spending(Protocol):
@@ -58,8 +59,9 @@ class Seeder:
     async def enter(self, asks: Sequence[Ask]) -> None:
         """What running requests reserve of these, should the store have forgotten it."""
         async with self._entering:
+            holdings = self._holdings([ask.key for ask in asks])
             for ask in asks:
-                await self._store.enter(ask, self._holdings(ask.key))
+                await self._store.enter(ask, holdings[ask.key])
 
     async def entered(self) -> None:
         """Wait for ``enter``: who settles meanwhile could be entered after that."""

@@ -12,7 +12,8 @@ local function whole(number) return string.format('%.0f', number) end
 local function charge(key, always)
   local open = redis.call('HGET', key, 'open ' .. lease)
   if open then
-    redis.call('HINCRBY', key, 'held', '-' .. string.match(open, '^%d+'))
+    local held = string.match(open, '^%d+')
+    if held ~= '0' then redis.call('HINCRBY', key, 'held', '-' .. held) end
     redis.call('HDEL', key, 'open ' .. lease)
   end
   local reserved = open or redis.call('HDEL', key, 'gone ' .. lease) == 1

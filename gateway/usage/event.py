@@ -100,13 +100,16 @@ def event_of(
     closed: AbstractSet[date] = frozenset(),
     recovered: bool = False,
 ) -> Event:
-    """The price is the one in force when the request started."""
+    """The price is the one by which the request was admitted: one that was set a moment before
+    may not have been known there yet. Older records do not say it: then the one in force."""
     begun = time_of(started.at_ns)
     day = begun.date()
     prompt = max(0, finished.prompt_tokens)
     cached = min(max(0, finished.cached_tokens), prompt)
     completion = max(0, finished.completion_tokens)
-    tariff = book.at(started.base_model, started.adapter_id, begun, started.tier)
+    tariff = book.by_id(started.price) or book.at(
+        started.base_model, started.adapter_id, begun, started.tier
+    )
     tokens = billable(finished.outcome, prompt=prompt, cached=cached, completion=completion)
     charge: Cost = cost(tariff, tokens) if tariff else NO_COST
     return Event(

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from gateway.errors import InvalidRequest
 from gateway.usage.record import Outcome
@@ -85,10 +85,15 @@ class PriceBook:
 
     def __init__(self, tariffs: Iterable[tuple[str, Tariff]]) -> None:
         self._tariffs: dict[tuple[str, str], list[Tariff]] = {}
+        self._by_id: dict[str, Tariff] = {}
         for subject, tariff in sorted(
             tariffs, key=lambda pair: (pair[1].effective_from, pair[1].id)
         ):
             self._tariffs.setdefault((subject, tariff.tier), []).append(tariff)
+            self._by_id[tariff.id] = tariff
+
+    def by_id(self, price_id: str) -> Tariff | None:
+        return self._by_id.get(price_id)
 
     def at(
         self, base_model: str, adapter_id: str | None, time: datetime, tier: str = DEFAULT_TIER
@@ -153,7 +158,7 @@ def _pico(text: str, unit: int, told: str, param: str) -> int:
     try:
         pico = Decimal(text) * unit
         exact = pico.is_finite() and pico == pico.to_integral_value() and 0 <= pico <= MOST_PICO
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or one beyond all bounds
         exact = False
     if not exact:
         raise InvalidRequest(told, param=param)

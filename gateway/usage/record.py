@@ -31,6 +31,7 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True):
     at_ns: int  # unix nanoseconds
     user: str = ""  # the tenant's own customer, where the request names one
     tier: str = "default"  # of service
+    price: str = ""  # prc_…, by which it was admitted; "": the one in force by then
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):

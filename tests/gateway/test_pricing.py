@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
+from gateway.usage.event import event_of
 from gateway.usage.pricing import (
     PriceBook,
     Tariff,
@@ -18,6 +19,7 @@ from gateway.usage.pricing import (
     storage_cost,
 )
 from gateway.usage.record import Outcome
+from tests.gateway.test_ledger import finished, started
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
@@ -102,6 +104,16 @@ def test_the_price_in_force_at_the_start_counts():
     assert book.at("smol", None, NOON + timedelta(hours=1)).id == "prc_2"
 
 
+def test_the_price_by_which_a_request_was_admitted_is_what_it_costs():
+    """A dearer one was set a moment before, and its gateway had not heard of it."""
+    cheap, dear = tariff(1, price=1000), tariff(2, since=NOON + timedelta(minutes=1), price=9000)
+    book = PriceBook([("smol", cheap), ("smol", dear)])
+    at_ns = int((NOON + timedelta(minutes=2)).timestamp()) * 10**9
+    for named, price in (("prc_1", 1), ("prc_2", 9), ("", 9), ("prc_gone", 9)):
+        event = event_of(started("req_1", at_ns=at_ns, price=named), finished("req_1"), book)
+        assert (event.price_id, event.cost_nano) == (f"prc_{1 if price == 1 else 2}", 17 * price)
+
+
 def test_an_adapters_own_price_goes_before_its_bases():
     later = NOON + timedelta(days=1)
     book = PriceBook([("smol", tariff(1)), ("adp_1", tariff(2, since=later))])
@@ -118,7 +130,9 @@ def test_prices_are_read_exactly(text, pico):
     assert pico_per_token(text, param="input") == pico
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1e400", "NaN", "Infinity", "0.0000001", "5 dollars"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1e400", "9e999999", "NaN", "Infinity", "0.0000001", "5 dollars"]
+)
 def test_prices_that_cannot_be_kept_exactly_are_refused(text):
     with pytest.raises(InvalidRequest):
         pico_per_token(text, param="input")

@@ -207,6 +207,42 @@ async def test_streams_may_finish_where_the_owner_chose_so(store, who):
         await limiter.reserve(who, "req_2", 30, demand=demand())
 
 
+@pytest.mark.parametrize(
+    ("changed", "granted"),
+    [(monthly(70), 20), (monthly(500), 200), (monthly(10), 0), (monthly(50, soft=True), 200),
+     (None, 200)],
+    ids=["a little more", "much more", "less than it holds", "may finish now", "removed"],
+)  # fmt: skip
+async def test_a_budget_that_is_changed_holds_at_once_for_what_runs(store, who, changed, granted):
+    limiter = limiter_of(store, book(money={("project", who.project): monthly(50)}))
+    lease = await limiter.reserve(who, "req_1", 30, demand=demand())
+    rules = RuleBook() if changed is None else book(money={("project", who.project): changed})
+    limiter._rules = lambda: rules
+    assert (await limiter.extend(lease, held=50, want=200, least=1)).nano == granted
+    await limiter.settle(lease, 30, 50 + granted)
+    [purse] = [each for each in await store.purses() if who.project in each.key]
+    assert (purse.spent, purse.held, purse.open) == (50 + granted, 0, ())
+
+
+@pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 9}], ids=["free", "with a rate"])
+@pytest.mark.parametrize("seen", [True, False], ids=["counted by then", "nobody counted yet"])
+async def test_a_budget_that_comes_counts_what_runs_already(store, who, limits, seen):
+    """It is not cut: nothing was reserved for it. But what it cost is spent."""
+    rates = {("key", who.key): Rates(**limits)} if limits else {}
+    limiter = limiter_of(store, book(rates))
+    lease = await limiter.reserve(who, "req_1", 30, demand=demand())
+    rules = book(rates, money={("project", who.project): monthly(90)})
+    limiter._rules = lambda: rules
+    if seen:
+        other = await limiter.reserve(who, "req_2", 30, demand=demand())
+        await limiter.settle(other, 30, 20)
+    await limiter.settle(lease, 30, 40)
+    assert limiter.open == 0
+    last = await limiter.reserve(who, "req_3", 30, demand=demand(block=100))
+    assert last.money == (90 - 20 - 40 if seen else 90)  # the ledger, empty here, says the rest
+    await limiter.settle(last, 30, 0)
+
+
 async def test_a_model_without_a_price_is_refused_where_a_budget_applies(store, who):
     limiter = limiter_of(store, book(money={("project", who.project): monthly(50)}))
     with pytest.raises(ModelUnpriced):
