@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from gateway import log
+from gateway import allocator, log
 from gateway.app import create_app
 from gateway.config import ConfigError, Settings
 from gateway.db import DatabaseUnavailable
@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     serve.add_argument("--settings", type=Path, required=True, metavar="FILE", help="JSON")
     options = parser.parse_args(arguments)
     log.configure(sys.stderr)
+    allocator.settle(os.environ)
     # Texts come one by one: the library's own threads would only hand each to and fro.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
