@@ -11,7 +11,7 @@ Leaving the block early sends ``Cancel``. If the connection dies, every open str
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 from uuid import uuid4
@@ -49,6 +49,7 @@ from engine.tls import NO_CREDENTIALS, Credentials
 from engine.transport import Connection, ConnectionLost, dial
 
 QUIET = 256  # outputs that may gather without anybody being told
+Ear = Callable[[Output], bool]  # False: nothing was done, whoever waits should have it
 Answer = TypeVar("Answer", Counts, Metrics, Recorded, Verdict)
 
 
@@ -81,6 +82,7 @@ class Stream:
         self._arrived: list[Output] = []
         self._news: asyncio.Future[None] | None = None  # somebody waits for more
         self.quiet = False  # wake whoever waits only for what matters now, or for QUIET of them
+        self.ear: Ear | None = None  # hears outputs for which whoever waits need not wake
         self._settled = asyncio.Event()
         self._failure: EngineLost | RequestRefused | None = None
         self._ended: set[int] = set()
@@ -135,6 +137,11 @@ class Stream:
         return True
 
     @property
+    def awaited(self) -> bool:
+        """Somebody waits for an output, and has had all that came."""
+        return self._news is not None and not self._news.done()
+
+    @property
     def finished(self) -> bool:
         """Every choice has ended, or none will: there is nothing left to cancel."""
         return self._settled.is_set()
@@ -161,8 +168,10 @@ class Stream:
         """Allow ``granted`` tokens in total, over all choices."""
         self._client.tell(Grant(self.submit.request, granted))
 
-    def deliver(self, output: Output) -> None:
-        """Called by the client for each output as it arrives."""
+    def deliver(self, output: Output, *, last: bool) -> None:
+        """Called by the client for each output as it arrives. ``last``: no more is here yet."""
+        if last and self.ear is not None and self._is_heard(output, self.ear):
+            return
         self._arrived.append(output)
         if output.finish is not None:
             self._ended.add(output.index)
@@ -176,6 +185,19 @@ class Stream:
             self._news = None
             if not news.done():
                 news.set_result(None)
+
+    def _is_heard(self, output: Output, ear: Ear) -> bool:
+        """Only while somebody waits: then nothing that came before is on its way. What the ear
+        fails with is theirs."""
+        news = self._news
+        if output.finish is not None or news is None or news.done():
+            return False
+        try:
+            return ear(output)
+        except Exception as error:
+            self._news = None
+            news.set_exception(error)
+            return True
 
     def fail(self, failure: EngineLost | RequestRefused) -> None:
         """Called by the client when nothing more will arrive."""
@@ -364,19 +386,20 @@ class EngineClient:
         reason = "the connection was closed"
         try:
             while True:
-                self._take(await self._connection.receive())
+                message = await self._connection.receive()
+                self._take(message, last=not self._connection.has_more)
         except ConnectionLost as error:
             reason = self.goodbye or str(error)
         finally:
             self._lose(reason)
 
-    def _take(self, message: ToGateway) -> None:
+    def _take(self, message: ToGateway, *, last: bool) -> None:
         match message:
             case Step(outputs):
                 streams = self._streams
                 for output in outputs:
                     if (found := streams.get(output.request)) is not None:
-                        found.deliver(output)
+                        found.deliver(output, last=last)
                         if output.finish is not None and found.finished:
                             del streams[output.request]
             case Refused(request, code, detail, retry_ms):

@@ -89,6 +89,11 @@ class Connection(Generic[In, Out]):
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
+    @property
+    def has_more(self) -> bool:
+        """Something is here behind the last message, whole or not."""
+        return len(self._arrived) > self._taken
+
     def arrived(self) -> In | None:
         """The next message, if all of it is here. Raises ConnectionLost."""
         start = self._taken + HEADER_BYTES

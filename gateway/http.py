@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.connection import Leaving, leaving_of
+from gateway.connection import Client, client_of
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -51,11 +51,11 @@ class ClientGone(Exception):
 class Request:
     """What a client sent."""
 
-    __slots__ = ("_headers", "_patience", "_receive", "_scope", "method", "path", "peer")
+    __slots__ = ("_headers", "_patience", "_receive", "client", "method", "path", "peer")
 
     def __init__(self, scope: Scope, receive: Receive, patience: Patience | None = None) -> None:
         """``patience``: as ``body_patience``, shared by the requests of a loop."""
-        self._scope = scope
+        self.client = client_of(scope)  # None: another server has the connection
         self._patience = patience
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -126,16 +126,16 @@ class Request:
 
     def until_gone(self) -> "UntilGone":
         """A block that ends with ClientGone as soon as the client leaves. Read the body first."""
-        return UntilGone(self._receive, leaving_of(self._scope))
+        return UntilGone(self._receive, self.client)
 
 
 class UntilGone:
     """Whatever its block waits for is interrupted; costs nothing per chunk sent."""
 
-    __slots__ = ("_cancelling", "_gone", "_leaving", "_receive", "_task", "_watcher")
+    __slots__ = ("_cancelling", "_client", "_gone", "_receive", "_task", "_watcher")
 
-    def __init__(self, receive: Receive, leaving: Leaving | None) -> None:
-        self._receive, self._leaving = receive, leaving
+    def __init__(self, receive: Receive, client: Client | None) -> None:
+        self._receive, self._client = receive, client
         self._watcher: asyncio.Task[None] | None = None  # where the server does not tell
         self._gone = False
 
@@ -143,8 +143,8 @@ class UntilGone:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
-        if self._leaving is not None:
-            self._leaving.watch(self._interrupt)
+        if self._client is not None:
+            self._client.watch(self._interrupt)
         else:
             self._watcher = asyncio.create_task(self._listen())
 
@@ -163,8 +163,8 @@ class UntilGone:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._leaving is not None:
-            self._leaving.forget()
+        if self._client is not None:
+            self._client.forget()
         elif self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None  # they would hold one another
@@ -201,12 +201,13 @@ class Reply:
     """The one answer to a request. ``headers`` set before it begins go with it, also on errors."""
 
     __slots__ = (
-        "_send", "_started", "admitted", "asked", "begun", "broken", "caller", "facts", "headers",
-        "kind", "request_id", "status", "tape", "trace",
+        "_client", "_send", "_started", "admitted", "asked", "begun", "broken", "caller", "facts",
+        "headers", "kind", "request_id", "status", "tape", "trace",
     )  # fmt: skip
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
+    def __init__(self, send: Send, request_id: str, client: Client | None = None) -> None:
+        """``client``: where the server knows it; it can be sent to without a task that waits."""
+        self._send, self._client = send, client
         self._started = time.monotonic()
         self.request_id = request_id
         self.headers: dict[str, str] = {"x-request-id": request_id}
@@ -252,6 +253,18 @@ class Reply:
         if self.tape is not None:
             self.tape.add(frames)
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    @property
+    def takes(self) -> bool:
+        """What is written now goes out without waiting: ``push`` it."""
+        return self._client is not None and self._client.takes
+
+    def push(self, frames: bytes) -> None:
+        """As ``write``, while it ``takes``."""
+        assert self._client is not None, "ask first"
+        if self.tape is not None:
+            self.tape.add(frames)
+        self._client.push(frames)
 
     async def end(self, frames: bytes) -> None:
         if self.tape is not None:

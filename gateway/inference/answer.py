@@ -109,9 +109,22 @@ class Answer:
         self._unechoed = set(range(len(order.prompts))) if order.echoes else set()
 
     @property
+    def plain(self) -> bool:
+        """Text of one choice, and nothing else: see ``Order.plain``."""
+        return self._only is not None
+
+    @property
     def complete(self) -> bool:
         """Every choice has a finish reason: nothing more is to be shown."""
         return self._open == 0
+
+    def gain(self, tokens: Sequence[int]) -> str:
+        """What the only choice of a plain answer gained, while it goes on."""
+        assert self._only is not None, "it is plain"
+        text = self._only.gain(tokens)
+        if self._said is not None:
+            self._said[0].append(text)
+        return text
 
     def feed(self, position: int, outputs: Sequence[Output]) -> list[tuple[int, Delta]]:
         """What the choices of one prompt gained by some outputs. Raises GatewayError where one

@@ -122,13 +122,11 @@ class Call:
             raise
 
     async def _generate(self) -> list[Written]:
-        batches, written = self._generation.batches(), list[Written]()
+        answer, heard, written = self._answer, self._timing.heard, list[Written]()
         if self._order.options.stream:
-            await stream(
-                batches, self._answer, self._frames, reply=self._reply, heard=self._timing.heard
-            )
+            await stream(self._generation, answer, self._frames, reply=self._reply, heard=heard)
         else:
-            written = await gather(batches, self._answer, heard=self._timing.heard)
+            written = await gather(self._generation.batches(), answer, heard=heard)
         if not self._answer.complete and self._purse is not None and self._purse.why is not None:
             await self._cut(self._purse.why, written)
         if not self._answer.complete:

@@ -60,6 +60,10 @@ class Frames(ABC):
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Frames for what one choice gained; nothing when it gained nothing to show."""
 
+    def text(self, text: str) -> bytes:
+        """The same, for text of the only choice."""
+        return self.chunk(0, Delta(text, plain=True))
+
     @abstractmethod
     def choice(self, index: int, written: Written) -> dict[str, Any]:
         """One choice of a whole answer."""
@@ -131,9 +135,12 @@ class ChatFrames(Frames):
             for index in range(self._order.options.n)
         )
 
+    def text(self, text: str) -> bytes:
+        return self._text + orjson.dumps(text) + self._rest if text else b""
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         if delta.plain:
-            return self._text + orjson.dumps(delta.text) + self._rest if delta.text else b""
+            return self.text(delta.text)
         frames = b""
         if delta.text or delta.chances or delta.tokens:
             content = b'{"index":%d,"delta":{"content":' % index + orjson.dumps(delta.text)
@@ -212,9 +219,12 @@ class CompletionFrames(Frames):
         self._text = self._before + b'{"index":0,"text":'  # around that of the only choice
         self._rest = b',"logprobs":null,"finish_reason":null}' + self._after
 
+    def text(self, text: str) -> bytes:
+        return self._text + orjson.dumps(text) + self._rest if text else b""
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         if delta.plain:
-            return self._text + orjson.dumps(delta.text) + self._rest if delta.text else b""
+            return self.text(delta.text)
         if not (delta.text or delta.chances or delta.finish):
             return b""
         text = b'{"index":%d,"text":' % index + orjson.dumps(delta.text)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from typing import Protocol
 
 from msgspec import structs
 
@@ -36,6 +37,16 @@ CANCEL_SECONDS = 2.0  # the longest wait for an engine's last count
 ELSEWHERE = frozenset({RefusalCode.QUEUE_FULL, RefusalCode.DRAINING})  # worth another engine
 
 
+class Ear(Protocol):
+    """Hears outputs of one choice as they come, but the first and the last, in their turn."""
+
+    @property
+    def ready(self) -> bool:
+        """To hear one now."""
+
+    def hear(self, output: Output) -> None: ...
+
+
 class Generation:
     """Belongs to one request. Iterate ``batches`` once, then ``close``."""
 
@@ -56,6 +67,7 @@ class Generation:
         self._submits = submits
         self._purse = purse
         self._streams: dict[int, Stream] = {}
+        self.ear: Ear | None = None  # of a plain answer: hears what need not go by ``batches``
         self.engine = self.boot = ""  # that took the first prompt
 
     def batches(self) -> AsyncGenerator[Batch, None]:
@@ -86,6 +98,7 @@ class Generation:
                         heard = True
                         yield position, outputs
                         stream.quiet = self._whole and self._is_paid(position)
+                        stream.ear = self._hear if self.ear is not None else None
                         if submit.n > 1:
                             self._drop(stream, position)
                         if (
@@ -106,6 +119,15 @@ class Generation:
                 if heard or lost > MOST_LOST:
                     raise failure from died
                 submit = _again(self._submits[position], lost, time.monotonic() - began)
+
+    def _hear(self, output: Output) -> bool:
+        """Of the only prompt. False: it is one for ``batches``."""
+        if self.ear is None or not self.ear.ready:
+            return False
+        if self._purse is not None and not self._purse.counts(0, output):
+            return False
+        self.ear.hear(output)
+        return True
 
     def _is_paid(self, position: int) -> bool:
         """Whatever it may come to; else somebody must see in time that it needs more."""

@@ -49,6 +49,16 @@ class Purse:
             return False
         return spent >= granted or (wanted > granted and not self._refused[position])
 
+    def counts(self, position: int, output: Output) -> bool:
+        """As ``wants``, of an output after which nothing has to be paid for yet. False: it was not
+        counted."""
+        spent = self._spent[position] + len(output.tokens)
+        granted = self._granted[position]
+        if output.wants is not None or (spent >= granted < self._most):
+            return False
+        self._spent[position] = spent
+        return True
+
     def covers(self, position: int) -> bool:
         """All that this prompt's choices could ever generate."""
         return self._granted[position] >= self._most

@@ -112,7 +112,7 @@ class Routes:
             await self._beyond(scope, receive, send)
             return
         request = Request(scope, receive, self._patience)
-        reply = Reply(send, new_id("req"))
+        reply = Reply(send, new_id("req"), request.client)
         if self._do.tracing is not None and "POST" in route.methods:
             reply.trace = self._do.tracing.begin(request, route.name, reply.request_id)
             reply.facts["trace"] = reply.trace.id  # so that a log line finds its spans

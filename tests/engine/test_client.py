@@ -295,3 +295,51 @@ def test_an_engine_that_dies_is_lost_to_all_who_ask_in_that_moment(tmp_path, new
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(ask_beside_its_death()) == {"EngineLost"}
+
+
+async def test_an_ear_hears_only_what_comes_alone_while_somebody_waits(
+    client: EngineClient,
+) -> None:
+    stream, heard = client.generate(submit()), list[Output]()
+
+    def hear(output: Output) -> bool:
+        heard.append(output)
+        return output.tokens != [4]
+
+    def deliver(token: int, *, last: bool = True, finish: Finish | None = None) -> None:
+        stream.deliver(Output("r1", [token], finish), last=last)
+
+    stream.ear = hear
+    deliver(1)  # nobody waits
+    assert tokens(await stream.batch()) == [1]
+    waiting = asyncio.create_task(stream.batch())
+    await until(lambda: stream.awaited)
+    deliver(2)
+    deliver(3, last=False)  # more of it is here, to be read together
+    deliver(9)
+    assert tokens(await waiting) == [3, 9]
+    waiting = asyncio.create_task(stream.batch())
+    await until(lambda: stream.awaited)
+    deliver(4)  # which it leaves
+    assert tokens(await waiting) == [4]
+    waiting = asyncio.create_task(stream.batch())
+    await until(lambda: stream.awaited)
+    deliver(5, finish=Finish.LENGTH)
+    assert tokens(await waiting) == [5]
+    assert tokens(heard) == [2, 4]
+
+
+async def test_what_an_ear_fails_with_is_raised_where_its_outputs_are_awaited(
+    client: EngineClient,
+) -> None:
+    stream = client.generate(submit())
+
+    def hear(output: Output) -> bool:
+        raise ZeroDivisionError
+
+    stream.ear = hear
+    waiting = asyncio.create_task(stream.batch())
+    await until(lambda: stream.awaited)
+    stream.deliver(Output("r1", [1]), last=True)
+    with pytest.raises(ZeroDivisionError):
+        await waiting

@@ -315,3 +315,15 @@ async def test_a_choice_that_a_stop_string_ended_is_stopped_at_the_engine_alone(
         if not stream:
             texts = [choice["message"]["content"] for choice in got.json["choices"]]
             assert texts == ["a" * 40, "ab", "a" * 40]
+
+
+async def test_a_long_stream_that_comes_token_by_token_is_whole(tmp_path):
+    async with serving(tmp_path) as server:
+        text = "häßlich 中文 🙂 " * 12
+        server.say(text)
+        server.engine.knobs.token_delay_s = 0.001
+        asked = {**ASKED, "stream_options": {"include_usage": True}}
+        *chunks, last = frames((await ask(server.port, post(asked))).body)
+        assert content(chunks) == text
+        tokens = server.tokenizer.encode(text, add_special=False)
+        assert last["usage"]["completion_tokens"] == len(tokens) + 1  # the one that ends it
