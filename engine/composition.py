@@ -231,7 +231,7 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
             narrow=config.kv_cache_dtype.narrow,
         )
 
-    proposer, watcher = make_proposer(config, model, place)
+    proposer, watcher = make_proposer(config, model, place) if member.leads else (None, None)
     size = PoolSize(config, spec, place.dtype, beside=watcher.page_bytes if watcher else 0)
     pages = member.least(_pages(config, size, model, memory_of, builder, images))
     if watcher is not None:

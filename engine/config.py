@@ -165,11 +165,6 @@ class EngineConfig:
                 f"tensor_parallel_size={size} with role or handoff_listen: pages of several "
                 "devices are not handed to another engine"
             )
-        if self.speculation is not None and self.speculation.method.has_model:
-            raise ConfigError(
-                f"tensor_parallel_size={size}: drafts come from ngram, not yet from "
-                f"{self.speculation.method}"
-            )
 
     def _check_door(self) -> None:
         given = [n for n in ("certfile", "keyfile", "ca_certs") if getattr(self, f"ssl_{n}")]

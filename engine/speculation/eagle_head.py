@@ -6,6 +6,7 @@ makes says the token at q + 2. Letters as in ``engine.batch``; H is the head's h
 target's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,7 @@ class Target:
     """What a head takes from the model it drafts for."""
 
     spec: ModelSpec
-    embedding: Embedding
+    embedding: Callable[[], Embedding]  # for a head without one
     positions: int  # tokens a sequence may have
 
 
@@ -113,4 +114,4 @@ def _embedding(checkpoint: Checkpoint, weights: Weights, name: str, target: Targ
             f"{name}: found no tensor; expected {name}.weight "
             f"{[target.spec.vocab_size, hidden]}: the target's are {target.spec.hidden_size} wide"
         )
-    return target.embedding
+    return target.embedding()

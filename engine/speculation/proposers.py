@@ -1,4 +1,8 @@
-"""Makes the proposer that the settings ask for."""
+"""Makes the proposer that the settings ask for.
+
+In a team it is the lead's alone: every member has the whole residual stream, and drafts are tokens
+that the lead tells the others with the pass that verifies them. So a drafter is never cut.
+"""
 
 from pathlib import Path
 
@@ -8,6 +12,7 @@ from engine.batch import BatchBuilder
 from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import CheckpointInvalid
+from engine.layers.embedding import Embedding
 from engine.loading import Placement, Weights
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
@@ -34,8 +39,6 @@ def make_proposer(
             lookup_min=settings.lookup_min,
             lookup_max=settings.lookup_max,
         ), None
-    # Drafts may depend on who shares the batch: what is kept of them does not.
-    place = Placement(place.device, place.dtype)
     try:
         with torch.inference_mode():
             drafter = _drafter(config, settings.model, settings, model, place)
@@ -54,8 +57,14 @@ def _drafter(
     checkpoint, base = Checkpoint(path), model.spec
     builder = BatchBuilder(config.page_tokens, place.device)
     positions = config.max_model_len or base.max_position
+    # Drafts may depend on who shares the batch: what is kept of them does not.
+    cut, place = place.shard is not None, Placement(place.device, place.dtype)
     if settings.method is Method.EAGLE3:
-        head = EagleHead(checkpoint, Target(base, model.embedding, positions), place)
+
+        def embedding() -> Embedding:
+            return _whole_embedding(config.model, base, place) if cut else model.embedding
+
+        head = EagleHead(checkpoint, Target(base, embedding, positions), place)
         return EagleProposer(
             head,
             builder,
@@ -76,3 +85,8 @@ def _drafter(
         page_tokens=config.page_tokens,
         vocabulary=base.vocab_size,
     )
+
+
+def _whole_embedding(path: str, base: ModelSpec, place: Placement) -> Embedding:
+    """Of a model of which this member has some tokens."""
+    return Weights(Checkpoint(path), base, place).embedding()

@@ -85,7 +85,7 @@ def test_the_head_that_was_trained_is_the_head_that_drafts(target, recordings, t
     spec = ModelSpec.read(target.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
     table = target.model.embed_tokens.weight
     place = Placement(CPU, torch.float32)
-    served = EagleHead(Checkpoint(tmp_path), Target(spec, Embedding(table), 256), place)
+    served = EagleHead(Checkpoint(tmp_path), Target(spec, lambda: Embedding(table), 256), place)
     proposer = EagleProposer(
         served, BatchBuilder(16, CPU), dtype=torch.float32, device=CPU, page_tokens=16
     )

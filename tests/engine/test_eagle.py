@@ -30,7 +30,7 @@ def load(written, target=TARGET):
     spec = ModelSpec.read(target.config)
     return EagleHead(
         Checkpoint(written.path),
-        Target(spec, Embedding(TABLE), positions=512),
+        Target(spec, lambda: Embedding(TABLE), positions=512),
         Placement(CPU, torch.float32),
     )
 

@@ -141,15 +141,6 @@ def test_a_follower_that_is_killed_ends_the_engine_with_the_reason(team):
         ({"tensor_parallel_size": 0}, "tensor_parallel_size=0 must be at least 1"),
         ({"tensor_parallel_size": 3, "deterministic": True}, "more than 2 devices"),
         ({"tensor_parallel_size": 2, "handoff_listen": "tcp:127.0.0.1:0"}, "handoff_listen"),
-        (
-            {
-                "tensor_parallel_size": 2,
-                "speculation": SpeculationSettings.parse(
-                    '{"method": "draft_model", "model": "x", "num_speculative_tokens": 2}'
-                ),
-            },
-            "not yet from draft_model",
-        ),
     ],
 )
 def test_what_a_team_cannot_do_is_refused_by_name(more, reason):
