@@ -48,6 +48,7 @@ SWITCHING_S = 0.01
 CONNECT_TIMEOUT_S = 10.0
 COMMAND_TIMEOUT_S = 20.0  # the longest wait for one answer of Postgres
 EPOCH_ROW = 1
+ONE_INSTANT = "REPEATABLE READ"
 # On the server, should we be stopped in the middle: our locks must not outlive these.
 POSTGRES_SETTINGS = {
     "application_name": "loratorio",
@@ -136,7 +137,7 @@ class Database:
         self._reader = (
             self.engine
             if sqlite_mode
-            else self.engine.execution_options(isolation_level="REPEATABLE READ")
+            else self.engine.execution_options(isolation_level=ONE_INSTANT)
         )
 
     @asynccontextmanager
@@ -224,6 +225,13 @@ class Tenanted(Base):
 
 def is_postgres(session: AsyncSession) -> bool:
     return session.get_bind().dialect.name == "postgresql"
+
+
+def sees_one_instant(session: AsyncSession) -> bool:
+    """Whether all statements of its transaction see the same: on SQLite they do, and a writer is
+    the only one; on Postgres those of ``reading`` do."""
+    options = session.get_bind().engine.get_execution_options()
+    return not is_postgres(session) or options.get("isolation_level") == ONE_INSTANT
 
 
 Row = TypeVar("Row", bound=Tenanted)

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Select,
     Subquery,
     case,
+    false,
     func,
     literal,
     or_,
@@ -20,8 +21,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TIMESTAMP
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.operators import custom_op
 
-from gateway.db import is_postgres
+from gateway.db import is_postgres, sees_one_instant
 from gateway.usage.event import EPOCH, SLOT_S
 from gateway.usage.models import LogPosition, RollupWatermark, UsageDay, UsageEvent, UsageRollup
 from gateway.usage.rollup_repository import GRAINS, SUMS, key_of, share_of
@@ -108,10 +111,10 @@ class ReportRepository:
         width: timedelta | None = None,
     ) -> Sequence[Any]:
         """Rows of (slot or minute, the groups, the sums), to be added up by ``width``; None: as one
-        sum. One statement, so one instant."""
+        sum. All of one instant."""
         asked = Asked(window, tuple(group_by), only, by_days=width in (None, DAY))
         by_minute = width is not None and width < SLOT
-        facts = (self._by_minute(asked) if by_minute else self._by_slot(asked)).cte()
+        facts = (self._by_minute(asked) if by_minute else await self._by_slot(asked)).cte()
         return await self._summed(facts, group_by)
 
     async def between(
@@ -121,7 +124,7 @@ class ReportRepository:
         there are very many pairs for SQLite to tell apart."""
         by_days = all(_down(edge, DAY) == edge for edge in edges[1:-1])
         asked = Asked(Window(edges[0], edges[-1]), tuple(group_by), only, by_days=by_days)
-        facts = self._by_slot(asked).cte()
+        facts = (await self._by_slot(asked)).cte()
         if not is_postgres(self._session) and len(edges) > MOST_CASES:
             return await self._summed(facts, group_by)
         others = [column for column in facts.c if column.name != "slot"]
@@ -143,10 +146,10 @@ class ReportRepository:
         statement = select(*keys, *sums).group_by(*keys).order_by(*keys)
         return (await self._session.execute(statement)).all()
 
-    def _by_slot(self, asked: Asked) -> CompoundSelect[Any]:
+    async def _by_slot(self, asked: Asked) -> CompoundSelect[Any]:
         """Whole quarters of an hour from the roll-ups, whole days from theirs where they know what
         is asked; the window's ragged ends from events."""
-        window, event, behind = asked.window, UsageEvent, _behind()
+        window, event = asked.window, UsageEvent
         first, last = _up(window.start), _down(window.end)
         if first > last:  # all within one quarter
             first = last = window.end
@@ -159,16 +162,27 @@ class ReportRepository:
         for start, end in [(first, last)] if days is None else [(first, days[0]), (days[1], last)]:
             if start < end:
                 parts.append(self._rolled(UsageRollup, UsageRollup.slot, (start, end), asked))
-        tail = (
-            self._events(event.slot, asked)
-            .join(behind, behind.c.log == event.log)
-            .where(event.batch > behind.c.rolled, event.slot >= first, event.slot < last)
-        )
-        parts.append(tail)
+        tail = self._events(event.slot, asked, by_log=True)
+        tail = tail.where(event.slot >= first, event.slot < last)
+        parts += await self._not_rolled(tail)
         if (first, last) != (window.start, window.end):
             ragged = or_(event.started_at < first, event.started_at >= last)
             parts.append(self._events(event.slot, asked).where(ragged))
-        return union_all(*parts)
+        return union_all(*parts or [tail.where(false())])
+
+    async def _not_rolled(self, events: Select[Any]) -> list[Select[Any]]:
+        """Those of the events that are not in the roll-ups, if any log has some.
+
+        Where a transaction sees one instant that is asked first: mostly there is none, and else
+        its name leads to the few events there are, where SQLite would look through them all, and
+        Postgres plan for every partition.
+        """
+        behind, event = _behind(), UsageEvent
+        if not sees_one_instant(self._session):
+            joined = events.join(behind, behind.c.log == event.log)
+            return [joined.where(event.batch > behind.c.rolled)]
+        found = (await self._session.execute(select(behind))).all()
+        return [events.where(event.log == log, event.batch > rolled) for log, rolled in found]
 
     def _rolled(
         self,
@@ -193,11 +207,13 @@ class ReportRepository:
         )
         return self._events(minute, asked)
 
-    def _events(self, slot: Any, asked: Asked) -> Select[Any]:
+    def _events(self, slot: Any, asked: Asked, *, by_log: bool = False) -> Select[Any]:
+        """``by_log``: they will be found by their log."""
         event, window = UsageEvent, asked.window
+        plain = by_log and not is_postgres(self._session)
         keys = [slot.label("slot"), *(key_of(name).label(name) for name in asked.group_by)]
         return (
-            self._mine(event, [*keys, *(share_of(name).label(name) for name in SUMS)])
+            self._mine(event, [*keys, *(share_of(name).label(name) for name in SUMS)], plain=plain)
             .where(event.day >= window.start.astimezone(UTC).date())
             .where(event.day <= window.end.astimezone(UTC).date())
             .where(event.started_at >= window.start, event.started_at < window.end)
@@ -205,14 +221,28 @@ class ReportRepository:
         )
 
     def _mine(
-        self, table: type[UsageEvent] | type[UsageRollup] | type[UsageDay], columns: Sequence[Any]
+        self,
+        table: type[UsageEvent] | type[UsageRollup] | type[UsageDay],
+        columns: Sequence[Any],
+        *,
+        plain: bool = False,
     ) -> Select[Any]:
+        """``plain``: SQLite must not take the owner's index before another."""
         statement = select(*columns)
-        if self._organisation is not None:
-            statement = statement.where(table.organisation_id == self._organisation)
-        if self._project is not None:
-            statement = statement.where(table.project_id == self._project)
+        for column, owner in (
+            (table.organisation_id, self._organisation),
+            (table.project_id, self._project),
+        ):
+            if owner is not None:
+                of_it = (
+                    UnaryExpression(column.expression, operator=custom_op("+")) if plain else column
+                )
+                statement = statement.where(of_it == owner)
         return statement
+
+
+def _plain(column: Any) -> ColumnElement[Any]:
+    return UnaryExpression(column.expression, operator=custom_op("+"))
 
 
 def _behind() -> Subquery:

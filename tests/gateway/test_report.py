@@ -5,6 +5,7 @@ import random
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
+import sqlalchemy
 
 from gateway.errors import InvalidRequest
 from gateway.usage.event import Event, Kind, month_of, slot_of
@@ -252,3 +253,46 @@ async def test_an_operators_report_is_of_all_organisations(database):
         assert [(line.group[0], line.usage.requests) for line in lines] == [
             ("org_1", 1), ("org_2", 1),
         ]  # fmt: skip
+
+
+async def test_a_writer_sees_what_is_not_rolled_up_as_a_reader_does(database):
+    await write(database, event(), event(organisation_id="org_2", project_id="prj_2"))
+    await Rollups(database).roll_up()
+    await write(database, event(), log="log_2")
+    await write(database, event(), event(NOON - 3 * DAY), log="log_3")
+    found = []
+    for session_of in (database.reading, database.unit_of_work):
+        async with session_of() as session:
+            for owner in ("org_1", None):
+                found.append(await UsageReport(session, owner).total(EVER))
+    assert [usage.requests for usage in found] == [4, 5, 4, 5]
+    assert found[:2] == found[2:]
+
+
+async def test_nothing_is_the_sum_of_no_time(database):
+    await write(database, event())
+    await Rollups(database).roll_up()
+    async with database.reading() as session:
+        report = UsageReport(session, "org_1")
+        assert await report.within(Window(NOON, NOON)) == {}
+
+
+@pytest.mark.parametrize("backend", ["sqlite"])
+async def test_what_is_not_rolled_up_is_found_by_its_log_among_any_number(database):
+    await write(database, event())
+    asked: list[tuple[str, object]] = []
+    engine = database.engine.sync_engine
+
+    def listen(connection, cursor, statement, parameters, context, many):
+        asked.append((statement, parameters))
+
+    async with database.reading() as session:
+        sqlalchemy.event.listen(engine, "before_cursor_execute", listen)
+        await UsageReport(session, "org_1", "prj_1").total(Window(NOON - DAY, NOON + DAY))
+        sqlalchemy.event.remove(engine, "before_cursor_execute", listen)
+        connection = await session.connection()
+        statement, parameters = asked[-1]
+        plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        steps = [step for *_, step in plan if "usage_event" in step]
+    assert len(steps) == 1
+    assert "ix_usage_event_log_batch" in steps[0]
