@@ -164,7 +164,7 @@ class Application:
                 inherited=lambda events: settle_orphans(limiter, database, events),
                 patience_s=settings.orphan_patience_s,
             )
-            stack.push_async_callback(ledger.settle)
+            stack.push_async_callback(ledger.finish)
             limiter = self._limiter(snapshot, LedgerSpending(database, ledger))
             stack.push_async_callback(limiter.close)
             self.metrics_page.limiter = limiter

@@ -37,6 +37,8 @@ BATCH = 2000  # records read at a time
 AT_ONCE = 32  # events made in one turn of the loop
 LOOKUP_TIMEOUT_S = 10.0  # for one orphan
 ASK_AGAIN_S = 2.0
+FINISH_S = 5.0  # at the end of a run, for a database that does not take its usage
+TRY_AGAIN_S = 0.2
 PATIENCE_S = 60.0  # after the start; then what nobody knows is closed
 
 # What an engine says a request did. None: nobody knows; without a boot: all say they do not.
@@ -130,6 +132,21 @@ class Ledger:
             else:
                 reachable = True
             await asyncio.sleep(interval_s)
+
+    async def finish(self, *, patience_s: float = FINISH_S) -> None:
+        """Settle a last time, as the run ends. What the database does not take meanwhile stays in
+        the log, which the next start reads: nothing is lost, so nothing has failed."""
+        until = self._clock() + patience_s
+        while True:
+            try:
+                await self.settle()
+            except (DatabaseUnavailable, Conflict) as error:
+                if self._clock() >= until:
+                    log.warning("usage stays in the log until the next start: %s", error)
+                    return
+            else:
+                return
+            await asyncio.sleep(TRY_AGAIN_S)
 
     async def _settle_batch(self) -> int:
         if self._cursor is None:

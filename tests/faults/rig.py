@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import random
 import re
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -57,6 +58,10 @@ class Rig:
     def log(self) -> Path:
         return self.folder / "programs.log"
 
+    def tail(self) -> str:
+        """What the programs said last."""
+        return self.log.read_text("utf-8", "replace")[-3000:]
+
     async def start(self, program: Program) -> None:
         await program.start(self.log)
 
@@ -79,6 +84,15 @@ class Rig:
         """As a power cut would, then start it again."""
         await program.end()
         await self.start(program)
+
+    async def stop_gateway(self) -> int:
+        """As whoever operates it does, then start it again. Returns what it exited with."""
+        await self.gateway.end(signal.SIGTERM)
+        assert self.gateway.process is not None
+        code = self.gateway.process.returncode
+        await self.start(self.gateway)
+        assert code is not None
+        return code
 
     def client(self, **options: Any) -> AsyncOpenAI:
         base_url = f"http://{self.settings.host}:{self.settings.port}/v1"
@@ -189,8 +203,7 @@ class Rig:
                 while not await condition():
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            tail = self.log.read_text("utf-8", "replace")[-3000:]
-            raise AssertionError(f"not within {LONGEST_S:g} s: {what}\n{tail}") from None
+            raise AssertionError(f"not within {LONGEST_S:g} s: {what}\n{self.tail()}") from None
 
     async def verify(self) -> None:
         """Nothing is doubled, nothing is lost, and everybody says the same."""

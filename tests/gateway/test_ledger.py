@@ -378,6 +378,46 @@ class _Away:
     sync_engine = property(lambda self: (_ for _ in ()).throw(ConnectionRefusedError("refused")))
 
 
+async def test_a_run_that_ends_while_the_database_is_away_has_not_failed(
+    database, usage_log, caplog
+):
+    recorder = await Recorder.open(usage_log)
+    await record(recorder, "req_1")
+    ledger = Ledger(usage_log, database, live_from=recorder.first_segment)
+    working, database.writer = database.writer, _Away()
+    await ledger.finish(patience_s=0.0)
+    assert "usage stays in the log until the next start" in caplog.text
+    await recorder.close()
+    database.writer = working
+    assert await Ledger(usage_log, database).settle() == 2
+    assert set(await stored(database)) == {"req_1"}
+
+
+async def test_a_run_that_ends_waits_for_whoever_holds_the_database(
+    database, usage_log, monkeypatch
+):
+    """As SQLite says "database is locked" when another writes for longer than one waits."""
+    recorder = await Recorder.open(usage_log)
+    await record(recorder, "req_1")
+    ledger = Ledger(usage_log, database, live_from=recorder.first_segment)
+    working, database.writer = database.writer, _Away()
+    tries, settle = 0, ledger.settle
+
+    async def third_time_it_is_free() -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            database.writer = working
+        return await settle()
+
+    monkeypatch.setattr(ledger, "settle", third_time_it_is_free)
+    monkeypatch.setattr("gateway.usage.ledger.TRY_AGAIN_S", 0.0)
+    await ledger.finish(patience_s=60.0)
+    assert tries == 3
+    assert set(await stored(database)) == {"req_1"}
+    await recorder.close()
+
+
 async def test_many_events_go_in_batches(database, usage_log):
     recorder = await Recorder.open(usage_log)
     requests = [new_id("req") for _ in range(1300)]
