@@ -69,9 +69,9 @@ def test_refuses_what_it_cannot_bound_or_match(key):
 
 @pytest.mark.parametrize("key", ["(a*)*b", "(a|a)*b", "(.*.*.*.*.*)*x", "(a?){60}a{60}b"])
 def test_patterns_that_hang_a_backtracking_matcher_do_not_hang_this_one(key):
-    began = time.perf_counter()
+    began = time.process_time()
     assert PatternTable([(key, 1)]).find("a" * 60) == []
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_work_over_many_names_is_bounded():

@@ -35,10 +35,10 @@ def test_any_token_may_invoke(token: int) -> None:
 
 @pytest.mark.parametrize("length", [4, 99, 1024])
 def test_no_prompt_makes_the_search_slow(length: int) -> None:
-    zeros, begun = [0] * 131_072, time.perf_counter()
+    zeros, begun = [0] * 131_072, time.process_time()
     assert active_from(zeros, [0] * (length - 1) + [1]) == NEVER
     assert active_from(zeros, [1] + [0] * (length - 1)) == NEVER
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 def test_the_base_s_rows_and_the_adapter_s_share_a_chunk() -> None:
