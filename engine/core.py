@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from adapters.errors import AdapterMissing, StoreUnavailable
@@ -28,6 +27,7 @@ from engine.built import Built
 from engine.collector import Collector
 from engine.config import EngineConfig
 from engine.counts import CountRecord
+from engine.deadlines import Deadlines
 from engine.door import Door
 from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
 from engine.handoff.giving import First
@@ -175,7 +175,7 @@ class Core(Generic[P]):
         )
         self.handoffs = self._handoffs(built, wire)
         self._requests = self._sequences = 0  # so far
-        self._deadlines: list[tuple[float, int, int, str]] = []  # when, serial, connection, name
+        self._deadlines = Deadlines(self.book.find)
         self._draining_since: float | None = None
         self._came_round = self._clock()
         self._collector = Collector(clock)
@@ -327,9 +327,7 @@ class Core(Generic[P]):
             self.handoffs.add(request, now)
         for sequence in request.choices:
             self.scheduler.add(sequence)
-        if request.deadline is not None:
-            entry = (request.deadline, request.serial, connection, submit.request)
-            heappush(self._deadlines, entry)
+        self._deadlines.add(request)
 
     def _choice(self, request: Request, index: int) -> Sequence:
         self._sequences += 1
@@ -338,11 +336,8 @@ class Core(Generic[P]):
         return Sequence(number=self._sequences, request=request, index=index, seed=seed)
 
     def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, serial, connection, name = heappop(self._deadlines)
-            late = self.book.find(connection, name)
-            if late and late.serial == serial:  # not ended, nor a later one of this name
-                self.book.end(late, Finish.DEADLINE)
+        for late in self._deadlines.due(now):
+            self.book.end(late, Finish.DEADLINE)
         for request in self.book.metered():
             self._await_grant(request, now)
         since = self._draining_since

@@ -14,7 +14,7 @@ leaves are evicted first. Belongs to the engine loop's thread.
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from engine.eviction import KV_PAGE_COST, Dependants, Eviction, Rank
@@ -23,6 +23,7 @@ from engine.sequence import Sequence
 
 Edge = tuple[str, str | None, bytes]  # adapter's digest, salt, a page of tokens and images
 PUBLIC = None  # the salt of what all tenants share
+FEW = 32  # stale entries that are not worth clearing away
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +236,24 @@ class PrefixIndex:
         share = self.nodes / len(self._salts) / self._salts[node.edge[1]]
         worth = self._eviction.worth(KV_PAGE_COST * min(1.0, share), node.uses, 1)
         node.number = next(self._numbers)
+        if len(self._shelf) > 2 * self.nodes + FEW:
+            self._tidy()
         heappush(self._shelf, (worth, node.number, node))
+
+    def _tidy(self) -> None:
+        """While there is room for all nobody takes from the shelf, and what is used again and again
+        is put on it each time."""
+        kept = []
+        for entry in self._shelf:
+            node = entry[2]
+            if node.number != entry[1]:
+                continue
+            if node.children or not self._pool.rests(node.page):
+                node.number = -1
+            else:
+                kept.append(entry)
+        heapify(kept)
+        self._shelf = kept
 
     def _link(self, parent: Node, edge: Edge, page: int) -> Node:
         node = parent.children[edge] = Node(parent, edge, page)

@@ -7,7 +7,7 @@ memory in its own threads, an ``AdapterMemory`` lays one out in pages of the poo
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from engine.observer import Observer, Tier
 from engine.pages import Kind, Owner, PagePool
 from engine.step import NO_ADAPTER
 
+FEW = 32  # stale entries that are not worth clearing away
 P = TypeVar("P")  # an adapter in host memory, opaque here
 P_co = TypeVar("P_co", covariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -220,6 +221,7 @@ class Residency(Generic[P]):
 
     def retire(self, digest: str) -> None:
         """It is not to be used again. No open sequence names it."""
+        self._offer_bare()
         adapter = self._adapters.get(digest)
         if adapter is not None and adapter.idle:
             self._evict(adapter)
@@ -227,9 +229,7 @@ class Residency(Generic[P]):
             self._cache.drop(digest)
 
     def cheapest(self) -> Rank | None:
-        for digest in self._dependants.take_bare():
-            if (bare := self._adapters.get(digest)) is not None and bare.idle:
-                self._offer(bare)
+        self._offer_bare()
         while self._shelf:
             wanted, worth, number, digest = self._shelf[0]
             adapter = self._adapters.get(digest)
@@ -318,7 +318,26 @@ class Residency(Generic[P]):
         worth = self._eviction.worth(cost, max(1, adapter.uses), max(1, adapter.size))
         adapter.number = next(self._numbers)
         entry = (adapter.interest > 0, worth, adapter.number, adapter.digest)
+        if len(self._shelf) > 2 * len(self._adapters) + FEW:
+            self._tidy()
         heappush(self._shelf, entry)
+
+    def _tidy(self) -> None:
+        """While there is room for all nobody takes from the shelf, and each use puts something on
+        it."""
+        known = self._adapters
+        self._shelf = [
+            entry
+            for entry in self._shelf
+            if (adapter := known.get(entry[3])) and adapter.number == entry[2] and adapter.idle
+        ]
+        heapify(self._shelf)
+
+    def _offer_bare(self) -> None:
+        """What lost the last page that was computed with it can be evicted again."""
+        for digest in self._dependants.take_bare():
+            if (bare := self._adapters.get(digest)) is not None and bare.idle:
+                self._offer(bare)
 
     def _evict(self, adapter: _Adapter[P]) -> None:
         assert not adapter.pins, "a pinned adapter stays"

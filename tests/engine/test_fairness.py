@@ -1,6 +1,6 @@
 """Counters of service: what raises them, and who is lifted to whom."""
 
-from engine.fairness import Fairness
+from engine.fairness import REMEMBERED, Fairness
 
 
 def waiting(*tenants: str) -> Fairness:
@@ -81,3 +81,16 @@ def test_the_least_deserving_are_those_within_a_quantum_of_the_most_served() -> 
         fairness.wait(tenant)
         fairness.charge(tenant, cost)
     assert fairness.least_deserving({"a", "b", "c"}) == {"b", "c"}
+
+
+def test_of_the_absent_only_the_most_served_are_remembered_once_there_are_too_many() -> None:
+    fairness = Fairness(quantum=0.0)
+    fairness.enter("stays")
+    fairness.wait("stays")
+    for number in range(REMEMBERED + REMEMBERED // 5):
+        fairness.enter(f"t{number}")
+        fairness.charge(f"t{number}", 1.0 + number)
+        fairness.leave(f"t{number}")
+    known = [n for n in range(REMEMBERED + REMEMBERED // 5) if fairness.entry(f"t{n}") > 0]
+    assert 0.9 * REMEMBERED <= len(known) <= REMEMBERED + 1
+    assert known == list(range(known[0], known[0] + len(known)))  # the last, who were served most
