@@ -5,21 +5,32 @@ task that waits for it beside each request costs more than reading the request d
 
 A piece of a stream may go out without a task that sends it, where nobody would have to wait.
 
+What the parser behind it leaves open is decided here. A head may take so many bytes and so long,
+whoever sends it. An offer to speak another protocol, which Java's and .NET's clients make with
+their first requests, is passed over: the parser would take the body for that protocol's.
+
 An answer's head goes out with the first piece of its body: each write is a system call, during
 which other threads may take the interpreter. It is looked through for control characters once, as
 a whole. A piece of a stream takes a short way to the socket.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, MutableMapping
 from typing import Any, cast
 
+import orjson
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
+from gateway.errors import GatewayError, HeadTooLarge, InvalidRequest
+
+MOST_HEAD_BYTES = 64 << 10  # before its end has come
+HEAD_SECONDS = 60.0
+OFFER = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 CLIENT = "loratorio.client"  # the extension's name in an ASGI scope
 
@@ -151,10 +162,60 @@ class ClientConnection(HttpToolsProtocol):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._client = Client()
+        self._heading = True  # no body is coming
+        self._head_bytes = 0  # of the head that is coming
+        self._ended = 0  # heads and bodies
+        self._look: asyncio.TimerHandle | None = None
+        self._begun: RequestResponseCycle | None = None  # answered, and the next head had begun
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look = self.loop.call_later(HEAD_SECONDS, self._close_where_it_trickles)
+
+    def data_received(self, data: bytes) -> None:
+        ended = self._ended
+        if self._heading and b"pgrade" in data:
+            data = _without_offer(data)
+        super().data_received(data)
+        if not self._heading or self._ended != ended:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(HeadTooLarge(f"The headers are larger than {MOST_HEAD_BYTES} bytes."))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(InvalidRequest(msg, code="invalid_http"))
+
+    def _refuse(self, error: GatewayError) -> None:
+        body = orjson.dumps(error.body())
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
+        self.transport.close()
+
+    def _close_where_it_trickles(self) -> None:
+        """Whoever has connected and sends no head, or begins another and does not end it."""
+        cycle = self.cycle
+        begun = cycle is not None and cycle.response_complete and not self.timeout_keep_alive_task
+        if cycle is None or (begun and self._begun is cycle):
+            self.transport.close()
+            return
+        self._begun = cycle if begun else None
+        self._look = self.loop.call_later(HEAD_SECONDS, self._close_where_it_trickles)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {CLIENT: self._client}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._heading = False
+        self._ended += 1
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._heading = True
+        self._ended += 1
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = Exchange  # uvicorn makes its own, and has no other place to say so
@@ -164,6 +225,15 @@ class ClientConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._client.leave()
+        if self._look is not None:
+            self._look.cancel()
+
+
+def _without_offer(data: bytes) -> bytes:
+    """What the head in it says of another protocol gets a name that means nothing."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[: end + 2]
+    return OFFER.sub(b"\r\nx-offer", head) + data[len(head) :]
 
 
 def client_of(scope: MutableMapping[str, Any]) -> Client | None:

@@ -253,6 +253,13 @@ class BatchQueueFull(GatewayError):
     retryable = False
 
 
+class HeadTooLarge(GatewayError):
+    """Of a request, before anything is known of who sends it."""
+
+    status, kind = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error"
+    code = "headers_too_large"
+
+
 class BodyTooLarge(GatewayError):
     status, kind = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"
     code = "request_too_large"
