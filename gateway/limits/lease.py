@@ -91,6 +91,10 @@ class Price:
     cached_input: int
     output: int
 
+    @property
+    def is_free(self) -> bool:
+        return not (self.input or self.cached_input or self.output)
+
     def worst(self, prompt: int, output: int) -> int:
         """The most that so many tokens can cost, in nano-dollars."""
         pico = prompt * max(self.input, self.cached_input) + output * self.output

@@ -370,6 +370,8 @@ def _wanted(rule: Rule, tokens: int, demand: Demand | None, now: datetime) -> As
         return rule.ask(1, now)
     if demand.price is None:
         return rule.ask(1, now, least=1)
+    if demand.price.is_free:  # there is nothing that a budget could save
+        return None
     cost = demand.price.worst(demand.prompt, demand.block + demand.slack)
     least = demand.price.worst(demand.prompt, 1 + demand.slack)
     return rule.ask(max(1, cost), now, least=max(1, least))

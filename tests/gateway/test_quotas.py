@@ -23,6 +23,7 @@ from gateway.errors import (
 )
 from gateway.identity.principal import Principal
 from gateway.limits.degrading import DegradingStore
+from gateway.limits.lease import Price
 from gateway.limits.memory import MemoryStore
 from gateway.limits.period import period_at
 from gateway.limits.redis_store import RedisStore
@@ -241,6 +242,16 @@ async def test_a_budget_that_comes_counts_what_runs_already(store, who, limits, 
     last = await limiter.reserve(who, "req_3", 30, demand=demand(block=100))
     assert last.money == (90 - 20 - 40 if seen else 90)  # the ledger, empty here, says the rest
     await limiter.settle(last, 30, 0)
+
+
+async def test_what_costs_nothing_goes_on_when_a_budget_is_used_up(store, who):
+    free = demand(price=Price(input=0, cached_input=0, output=0))
+    limiter = limiter_of(store, book(money={("project", who.project): monthly(0)}))
+    with pytest.raises(BudgetExhausted):
+        await limiter.reserve(who, "req_1", 30, demand=demand())
+    lease = await limiter.reserve(who, "req_2", 30, demand=free)
+    assert lease.purses == ()
+    await limiter.settle(lease, 30, 0)
 
 
 async def test_a_model_without_a_price_is_refused_where_a_budget_applies(store, who):
