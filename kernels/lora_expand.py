@@ -37,8 +37,16 @@ _SHORT = 16  # rows of a tile, up to which it may
 
 
 @triton.jit(
-    do_not_specialize=["T", "tiles"],
-    do_not_specialize_on_alignment=["start_ptr", "length_ptr", "adapter_ptr"],
+    do_not_specialize=["T", "tiles", "BLOCKS", "SLICES"],
+    do_not_specialize_on_alignment=[
+        "start_ptr",
+        "length_ptr",
+        "adapter_ptr",
+        "units_ptr",
+        "ranks_ptr",
+        "bias_units_ptr",
+        "scale_units_ptr",
+    ],
 )
 def _expand_kernel(  # type: ignore[no-untyped-def]
     h_ptr,
@@ -55,11 +63,11 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     T,
     tiles,
     stride_y,
+    BLOCKS,
+    SLICES,
+    R,
     PLANES: tl.constexpr,
     UNIT: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SLICES: tl.constexpr,
-    R: tl.constexpr,
     ADD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
@@ -76,6 +84,7 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     """BLOCK_T rows of a segment by EACH tiles of BLOCK_N output columns, over all of their ranks.
 
     B is asked for a tile ahead, and before h: where the kernel is chained, h is still being made.
+    What a site looks like is no constant: one kernel serves all of a model's.
     """
     segment = tl.program_id(1) // tiles
     first = tl.program_id(1) % tiles * BLOCK_T
@@ -106,7 +115,7 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         if CHAINED:
             tl.extra.cuda.gdc_wait()
-        h = _load_h(at_h, t, length, some, T, PLANES, SLICES, R, BLOCK_T, BLOCK_R).to(CT)
+        h = _load_h(at_h, t, length, some, T, SLICES, R, PLANES, BLOCK_T, BLOCK_R).to(CT)
         for i in tl.static_range(EACH):
             at = tile + i
             ahead = b
@@ -124,7 +133,7 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
                     acc = tl.dot(h, b.to(CT), acc, input_precision="ieee")
                     for r0 in range(BLOCK_R, rank, BLOCK_R):
                         more = _load_h(
-                            at_h + r0, t, length, some, T, PLANES, SLICES, R, BLOCK_T, BLOCK_R
+                            at_h + r0, t, length, some, T, SLICES, R, PLANES, BLOCK_T, BLOCK_R
                         )
                         b = _load_b(
                             pool_ptr, units, at, r0 + r, stride_b, n, some, columns,
@@ -154,9 +163,8 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_h(  # type: ignore[no-untyped-def]
-    at, t, length, some, T,
-    PLANES: tl.constexpr, SLICES: tl.constexpr, R: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    at, t, length, some, T, SLICES, R,
+    PLANES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """The sum over the planes, [BLOCK_T, BLOCK_R]. Past an adapter's rank lie zeros."""
     h = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
@@ -274,11 +282,11 @@ def _launch(
         T,
         tiles,
         y.stride(0),
+        site.b_units.shape[1],
+        slices,
+        R,
         PLANES=planes,
         UNIT=UNIT,
-        BLOCKS=site.b_units.shape[1],
-        SLICES=slices,
-        R=R,
         ADD=add,
         HAS_BIAS=site.bias_units is not None,
         HAS_SCALE=site.scale_units is not None,

@@ -29,8 +29,14 @@ _MANY_TERMS, _SHORT_TERM = 32, 256
 
 
 @triton.jit(
-    do_not_specialize=["T", "tiles"],
-    do_not_specialize_on_alignment=["start_ptr", "length_ptr", "adapter_ptr"],
+    do_not_specialize=["T", "tiles", "SLICES", "RB", "TERMS_EACH"],
+    do_not_specialize_on_alignment=[
+        "start_ptr",
+        "length_ptr",
+        "adapter_ptr",
+        "units_ptr",
+        "ranks_ptr",
+    ],
 )
 def _shrink_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -44,19 +50,22 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     T,
     tiles,
     stride_x,
-    K: tl.constexpr,
-    STRIDE_A: tl.constexpr,
+    K,
+    STRIDE_A,
+    SLICES,
+    RB,
+    TERM,
+    TERMS_EACH,
     UNIT: tl.constexpr,
-    SLICES: tl.constexpr,
-    RB: tl.constexpr,
-    TERM: tl.constexpr,
-    TERMS_EACH: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     CT: tl.constexpr,
 ):
-    """BLOCK_T rows of a segment by one block of ranks of a slice, TERMS_EACH terms of K."""
+    """BLOCK_T rows of a segment by one block of ranks of a slice, TERMS_EACH terms of K.
+
+    What a site looks like is no constant: one kernel serves all of a model's.
+    """
     segment = tl.program_id(1) // tiles
     length = tl.load(length_ptr + segment)
     first = tl.program_id(1) % tiles * BLOCK_T
@@ -174,13 +183,13 @@ def _launch(
         T,
         tiles,
         x.stride(0),
-        K=K,
-        STRIDE_A=a_stride(K),
+        K,
+        a_stride(K),
+        slices,
+        blocks,
+        columns,
+        terms // planes,
         UNIT=UNIT,
-        SLICES=slices,
-        RB=blocks,
-        TERM=columns,
-        TERMS_EACH=terms // planes,
         BLOCK_T=config.rows,
         BLOCK_R=A_ROWS,
         BLOCK_K=config.depth,

@@ -23,20 +23,20 @@ import triton
 import triton.language as tl
 
 from kernels.launch import cdiv, chained, next_power_of_2, require, use_triton
-from kernels.tuning import choose, sample_parts
+from kernels.tuning import MOST_SAMPLE_PARTS, choose, sample_parts
 
 _CANDIDATES = 256  # most likely tokens looked at first on a CPU; beyond them the row is sorted
 _TILE = 256  # logits whose largest is found together, on a CPU
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PARTS"])
 def _peaks_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     best_ptr,
     where_ptr,
     V,
     stride_b,
-    PARTS: tl.constexpr,
+    PARTS,
     BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
@@ -65,13 +65,14 @@ def _peaks_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(
+    do_not_specialize=["PARTS"],
     do_not_specialize_on_alignment=[
         "temperature_ptr",
         "top_k_ptr",
         "top_p_ptr",
         "min_p_ptr",
         "uniform_ptr",
-    ]
+    ],
 )
 def _sample_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
@@ -86,7 +87,8 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     finite_ptr,
     V,
     stride_b,
-    PARTS: tl.constexpr,
+    PARTS,
+    MOST_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
@@ -96,9 +98,9 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    part = b * PARTS + tl.arange(0, PARTS)
-    best = tl.load(best_ptr + part)
-    where = tl.load(where_ptr + part)
+    part = tl.arange(0, MOST_PARTS)
+    best = tl.load(best_ptr + b * PARTS + part, mask=part < PARTS, other=-float("inf"))
+    where = tl.load(where_ptr + b * PARTS + part, mask=part < PARTS, other=V)
     fine = tl.min((best == best).to(tl.int32), axis=0) > 0
     peak = tl.max(best, axis=0)
     fine &= (peak < float("inf")) & (peak > -float("inf"))
@@ -236,7 +238,7 @@ def _sample_triton(
         where,
         V,
         logits.stride(0),
-        PARTS=parts,
+        parts,
         BLOCK=block,
         num_warps=config.warps,
         **chained(logits),
@@ -250,7 +252,8 @@ def _sample_triton(
         finite.view(torch.int8),
         V,
         logits.stride(0),
-        PARTS=parts,
+        parts,
+        MOST_PARTS=MOST_SAMPLE_PARTS,
         BLOCK=block,
         num_warps=config.warps,
         num_stages=config.stages,

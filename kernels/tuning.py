@@ -88,6 +88,8 @@ _H200: Mapping[str, Table] = {
 
 _DEVICES: Mapping[str, Mapping[str, Table]] = {"h200": _H200, "h100": _H200}
 
+MOST_SAMPLE_PARTS = 32  # of a row of logits
+
 DEQUANTIZE_ABOVE = 512  # rows from which dequantising once and a dense product is faster
 
 
@@ -140,4 +142,4 @@ def prefill_splits(programs: int, device: torch.device) -> int:
 def sample_parts(rows: int, blocks: int, device: torch.device) -> int:
     """Parts of a row of logits that are looked at side by side: a power of two."""
     wanted = 2 * multiprocessors(device) // max(1, rows)
-    return 1 << max(0, min(wanted, blocks, 32).bit_length() - 1)
+    return 1 << max(0, min(wanted, blocks, MOST_SAMPLE_PARTS).bit_length() - 1)

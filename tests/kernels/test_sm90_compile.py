@@ -386,20 +386,19 @@ def test_the_sum_of_planes(dtype):
 
 @bf16
 @pytest.mark.parametrize(
-    ("rows", "depth", "warps", "stages", "each"),
-    [(16, 256, 4, 2, 1), (16, 128, 2, 4, 1), (16, 128, 2, 4, 4), (64, 128, 4, 3, 4)],
+    ("rows", "depth", "warps", "stages"), [(16, 256, 4, 2), (16, 128, 2, 4), (64, 128, 4, 3)]
 )
-def test_lora_shrink(rows, depth, warps, stages, each, dtype):
+def test_lora_shrink(rows, depth, warps, stages, dtype):
     from kernels.lora_shrink import _shrink_kernel
 
     integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
     signature = {"x_ptr": f"*{dtype}", "pool_ptr": f"*{dtype}", "h_ptr": "*fp32"}
-    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(("T", "tiles", "stride_x"), "i32")
-    constants = {"K": 4096, "STRIDE_A": 4096, "UNIT": 64, "SLICES": 3, "RB": 4, "TERM": 1024}
-    constants |= {"TERMS_EACH": each, "BLOCK_T": rows, "BLOCK_R": 16, "BLOCK_K": depth}
-    constants["CT"] = TYPES[dtype]
+    sizes = ("stride_x", "K", "STRIDE_A", "TERM")
+    numbers = ("T", "tiles", "SLICES", "RB", "TERMS_EACH", *sizes)
+    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
+    constants = {"UNIT": 64, "BLOCK_T": rows, "BLOCK_R": 16, "BLOCK_K": depth, "CT": TYPES[dtype]}
     kernel = compile_kernel(
-        _shrink_kernel, signature, constants, warps=warps, stages=stages, aligned=("stride_x",)
+        _shrink_kernel, signature, constants, warps=warps, stages=stages, aligned=sizes
     )
     check(kernel, registers=168)
     assert "cp.async.cg.shared.global" in kernel.ptx  # the adapter streams in 16-byte pieces
@@ -417,13 +416,14 @@ def test_lora_expand(rows, columns, warps, planes, each, add, vectors, dtype):
     integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
     integers += ("bias_units_ptr", "scale_units_ptr", "spans_ptr")
     signature = {"h_ptr": "*fp32", "pool_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
-    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(("T", "tiles", "stride_y"), "i32")
-    constants = {"PLANES": planes, "UNIT": 64, "SLICES": 3, "R": 64, "CT": TYPES[dtype]}
+    numbers = ("T", "tiles", "stride_y", "BLOCKS", "SLICES", "R")
+    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
+    constants = {"PLANES": planes, "UNIT": 64, "CT": TYPES[dtype]}
     constants |= {"ADD": add, "HAS_BIAS": vectors, "HAS_SCALE": vectors, "CHAINED": True}
-    constants |= {"BLOCKS": 48, "BLOCK_T": rows, "BLOCK_N": columns, "B_ROWS": 128}
+    constants |= {"BLOCK_T": rows, "BLOCK_N": columns, "B_ROWS": 128}
     constants |= {"EACH": each, "PIECES": 1024 // columns // each, "BLOCK_R": 16, "ALIGN": 16}
     kernel = compile_kernel(
-        _expand_kernel, signature, constants, warps=warps, stages=1, aligned=("stride_y",)
+        _expand_kernel, signature, constants, warps=warps, stages=1, aligned=("stride_y", "R")
     )
     few = 16 if vectors else 0  # gains and biases are rare
     check(kernel, registers=168 if rows == 16 else 232, spilled=few)
@@ -439,13 +439,15 @@ def test_sample():
     columns = ("temperature_ptr", "top_p_ptr", "min_p_ptr", "uniform_ptr", "logits_ptr", "best_ptr")
     signature = dict.fromkeys(columns, "*fp32") | {"top_k_ptr": "*i32", "token_ptr": "*i64"}
     signature |= {"where_ptr": "*i32", "finite_ptr": "*i8", "V": "i32", "stride_b": "i32"}
-    constants = {"PARTS": 16, "BLOCK": 4096, "CHAINED": True}
+    signature["PARTS"] = "i32"
+    constants = {"MOST_PARTS": 32, "BLOCK": 4096, "CHAINED": True}
     sizes = ("V", "stride_b")
     kernel = compile_kernel(_sample_kernel, signature, constants, warps=8, aligned=sizes)
     check(kernel, registers=128)
     assert_waits_before_all_but(kernel, loads=0)
-    names = ("logits_ptr", "best_ptr", "where_ptr", *sizes)
+    names = ("logits_ptr", "best_ptr", "where_ptr", "PARTS", *sizes)
     signature = {name: signature[name] for name in names}
+    constants = {"BLOCK": 4096, "CHAINED": True}
     kernel = compile_kernel(_peaks_kernel, signature, constants, warps=8, aligned=sizes)
     check(kernel, registers=128)
     assert_waits_before_all_but(kernel, loads=0)
