@@ -32,6 +32,7 @@ from engine.protocol import Welcome
 from engine.residency import P
 from engine.server import Server
 from engine.team.ending import end_process
+from engine.timeline import Timeline
 from engine.tls import Guard, ServerTls, TlsFiles, TlsInvalid, Tokens
 from engine.traces import RequestTraces
 from engine.transport import AddressInvalid
@@ -52,9 +53,10 @@ def main(argv: Sequence[str]) -> int:
         _guard(config)  # and this before the model takes its minutes
         from engine.composition import build_runner
 
-        built = build_runner(config)
+        timeline = Timeline.of_process()
+        built = build_runner(config, timeline)
         try:
-            code = serve(config, built, ready_fd=command.ready_fd)
+            code = serve(config, built, ready_fd=command.ready_fd, timeline=timeline)
         finally:
             built.close()
         if config.tensor_parallel_size > 1:
@@ -93,7 +95,13 @@ def _tool(name: str) -> Callable[[list[str]], int]:
     return plan
 
 
-def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None) -> int:
+def serve(
+    config: EngineConfig,
+    built: Built[P],
+    *,
+    ready_fd: int | None = None,
+    timeline: Timeline | None = None,
+) -> int:
     """Serve a built model until drained.
 
     Raises OSError, AddressInvalid, TlsInvalid or ConfigError.
@@ -134,6 +142,9 @@ def serve(config: EngineConfig, built: Built[P], *, ready_fd: int | None = None)
     if config.metrics_port is not None:  # ends with the process
         start_http_server(config.metrics_port, config.metrics_host, metrics.registry)
     begin_serving()
+    if timeline is not None:
+        timeline.mark("the rest")
+        timeline.tell()
     _say_ready(f"ready {server.address} {built.num_pages} pages", ready_fd)
     try:
         with _beats(config, core, server.address):

@@ -27,17 +27,19 @@ class PinnedStages:
 
 
 def captured(
-    work: Callable[[], Outcome], pool: Any, device: torch.device
+    work: Callable[[], Outcome], pool: Any, device: torch.device, *, tried: bool = False
 ) -> tuple[torch.cuda.CUDAGraph, Outcome]:
-    """A graph of what ``work`` launches, which is done once before: it compiles what it must.
+    """A graph of what ``work`` launches.
 
-    ``pool``: of ``torch.cuda.graph_pool_handle``.
+    ``pool``: of ``torch.cuda.graph_pool_handle``. ``tried``: it was done before, over as many rows,
+    so whatever it launches is compiled and loaded; otherwise it is done once first.
     """
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream(device).wait_stream(stream)
+    if not tried:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         outcome = work()

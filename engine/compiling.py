@@ -1,20 +1,24 @@
 """Kernels are compiled before an engine is ready, many at a time, and counted when it is.
 
-``Ahead`` runs code in which kernels are not launched: what each launch would need is compiled in
-threads, and loaded. Tensor operations of torch run as always, on whatever memory holds.
+``Ahead`` runs code in which kernels are not launched: what each launch would need is compiled,
+by ``Compilers`` where there are some, and loaded by threads. Tensor operations of torch run as
+always, on whatever memory holds.
 """
 
 import logging
-import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime._async_compile import AsyncCompileMode
+from triton.runtime import driver
+from triton.runtime._async_compile import AsyncCompileMode, FutureKernel
 from triton.runtime.jit import JITFunction
 
-MOST_WORKERS = 16
+from engine.compilers import Compilers, NotCompiled
+
+THREADS = 16  # each waits for a kernel, then loads it
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +26,10 @@ log = logging.getLogger(__name__)
 class Ahead:
     """A context in which kernels are compiled instead of launched. CUDA only."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        workers = max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
-        self._pool = ThreadPoolExecutor(workers, initializer=torch.cuda.set_device,
+    def __init__(self, device: torch.device, compilers: Compilers | None = None) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, initializer=torch.cuda.set_device,
                                         initargs=(device,))  # fmt: skip
-        self._mode = AsyncCompileMode(self._pool)
+        self._mode = _Elsewhere(self._pool, compilers)
         self._run: Any = JITFunction.run
         self._kinds: set[object] = set()  # of launches, told apart more finely than kernels
         self._met: set[tuple[str, str]] = set()
@@ -57,11 +59,44 @@ class Ahead:
         list(self._pool.map(lambda kernel: kernel.run, kernels))  # loads it
         self._pool.shutdown()
 
-    def _is_met(self, *, key: str, fn: Any, **facts: object) -> bool:
+    def _is_met(self, *, key: str, fn: Any, compile: dict[str, Any], **facts: object) -> bool:
         """Triton knows a kernel only when it is compiled: ask for each once."""
         known = (fn.name, str(key)) in self._met
         self._met.add((fn.name, str(key)))
+        if not known:
+            self._mode.ask(fn.module, fn.name, compile["specialization_data"])
         return known
+
+
+class _Elsewhere(AsyncCompileMode):  # type: ignore[misc]
+    """What is asked for is compiled by others first: then Triton finds it in its cache."""
+
+    def __init__(self, pool: ThreadPoolExecutor, compilers: Compilers | None) -> None:
+        super().__init__(pool)
+        self._compilers = compilers
+        self._asked: Future[None] | None = None
+
+    def ask(self, module: str, kernel: str, facts: str) -> None:
+        """Of the kernel that is submitted next."""
+        if self._compilers is not None:
+            target = driver.active.get_current_target()
+            place = (target.backend, target.arch, target.warp_size)
+            self._asked = self._compilers.compile(module, kernel, facts, place)
+
+    def submit(
+        self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
+    ) -> FutureKernel:
+        asked, self._asked = self._asked, None
+
+        def found() -> Any:
+            if asked is not None:
+                try:
+                    asked.result()
+                except NotCompiled as error:
+                    log.warning("a kernel is compiled here: elsewhere it was not: %s", error)
+            return compile_fn()
+
+        return super().submit(key, found, finalize_fn)
 
 
 def _kind(kernel: Any, args: tuple[Any, ...], more: dict[str, Any]) -> object:

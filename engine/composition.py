@@ -4,8 +4,9 @@ import gc
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from engine.batch import BatchBuilder
 from engine.bench.setting import known_device
 from engine.built import Built
 from engine.checkpoint import Checkpoint
+from engine.compilers import Compilers
 from engine.compiling import CompileCount
 from engine.config import Device, Dtype, EngineConfig, HeadDtype
 from engine.errors import AdapterUnusable, CheckpointInvalid, ConfigError, EngineError
@@ -62,6 +64,7 @@ from engine.team.orders import AnyOrder, AnyWord, Begin, Ready
 from engine.team.shard import Shard
 from engine.team.supply import Keep, Kept
 from engine.team.wire import Wire
+from engine.timeline import Timeline
 from kernels.segments import SEGMENT_TILES
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
@@ -103,6 +106,14 @@ class _Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class _Start:
+    """What a start is helped by and tells."""
+
+    timeline: Timeline
+    compilers: Compilers | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What computes, of a whole model or of a member's part."""
 
@@ -116,21 +127,24 @@ class _Part:
     compiled: CompileCount
 
 
-def build_runner(config: EngineConfig) -> Built[LaidOut]:
+def build_runner(config: EngineConfig, timeline: Timeline | None = None) -> Built[LaidOut]:
     """Load the model and lay out its memory, on this and all other members of its team.
 
     Raises ConfigError, CheckpointInvalid, OutOfMemory or MemberLost, each with what to change.
     """
+    timeline = timeline or Timeline()
+    timeline.mark("imports")
     size, source = config.tensor_parallel_size, _Source.of(config, 0)
+    timeline.mark("opened checkpoint and device")
     if size == 1:
-        return _built(config, source, Member())
+        return _built(config, source, Member(), timeline)
     shard = Shard(0, size, source.spec)
     chosen = _chosen(config, source)
     lead = Lead(chosen)
     try:
         lead.await_ready()
         group = _joined(config, lead.meeting, 0, source)
-        return _built(chosen, source, Member(group, shard, lead))
+        return _built(chosen, source, Member(group, shard, lead), timeline)
     except EngineError:
         lead.close()
         raise
@@ -150,7 +164,9 @@ def build_follower(
     wire.send(Ready())
     group = _joined(config, Path(begin.meeting), number, source)
     member = Member(group, shard)
-    part = _part(config, _load(config, source, member), member)
+    with _compilers(config, source.device) as compilers:
+        start = _Start(Timeline(), compilers)
+        part = _part(config, _load(config, source, member), member, start)
     pantry = Pantry(supply, part.adapters.lay_out)
     pantry.start(source.device)
     gc.collect()
@@ -196,11 +212,28 @@ def _load(config: EngineConfig, source: _Source, member: Member) -> _Loaded:
     return _Loaded(model, weights, images)
 
 
-def _built(config: EngineConfig, source: _Source, member: Member) -> Built[LaidOut]:
-    with ThreadPoolExecutor(1) as beside:
+def _built(
+    config: EngineConfig, source: _Source, member: Member, timeline: Timeline
+) -> Built[LaidOut]:
+    with ThreadPoolExecutor(1) as beside, _compilers(config, source.device) as compilers:
         base = beside.submit(_base_spec, config.model)  # reads the embeddings: some seconds
         loaded = _load(config, source, member)
-        return _compose(config, loaded, member, base)
+        timeline.mark("weights")
+        return _compose(config, loaded, member, base, _Start(timeline, compilers))
+
+
+@contextmanager
+def _compilers(config: EngineConfig, device: torch.device) -> Iterator[Compilers | None]:
+    """They import what they need while weights are read."""
+    if device.type != "cuda":
+        yield None
+        return
+    cores = len(os.sched_getaffinity(0)) // config.tensor_parallel_size
+    compilers = Compilers(max(1, cores - 1))
+    try:
+        yield compilers
+    finally:
+        compilers.close()
 
 
 def _image_vectors(checkpoint: Checkpoint, weights: Weights, member: Member) -> ImageVectors | None:
@@ -215,7 +248,7 @@ def _image_vectors(checkpoint: Checkpoint, weights: Weights, member: Member) -> 
     return ImageVectors(tower, seeing, weights.place.device)
 
 
-def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
+def _part(config: EngineConfig, loaded: _Loaded, member: Member, start: _Start) -> _Part:
     model, images = loaded.model, loaded.images
     spec, place = model.spec, loaded.weights.place
     tiles = SEGMENT_TILES if place.device.type == "cuda" else ()
@@ -233,7 +266,7 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
 
     proposer, watcher = make_proposer(config, model, place) if member.leads else (None, None)
     size = PoolSize(config, spec, place.dtype, beside=watcher.page_bytes if watcher else 0)
-    pages = member.least(_pages(config, size, model, memory_of, builder, images))
+    pages = member.least(_pages(config, size, model, memory_of, builder, images, start))
     if watcher is not None:
         watcher.allocate(pages)
         if place.device.type == "cuda" and config.page_tokens > PROMPT + DRAFTS:
@@ -252,6 +285,7 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
         table.reserve(rows=min(RESERVED_ROWS, pages), rank=A_ROWS)
         if not config.enforce_eager:
             runner.capture(pages_of_tokens(size.max_model_len(pages), config.page_tokens))
+            start.timeline.mark("captured passes")
         compiled.begin()
     vectors = BaseVectors(model.linears(), place.device, member.group)
     return _Part(
@@ -267,10 +301,14 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member) -> _Part:
 
 
 def _compose(
-    config: EngineConfig, loaded: _Loaded, member: Member, fingerprinted: Future[BaseSpec]
+    config: EngineConfig,
+    loaded: _Loaded,
+    member: Member,
+    fingerprinted: Future[BaseSpec],
+    start: _Start,
 ) -> Built[LaidOut]:
     spec, weights, images = loaded.model.spec, loaded.weights, loaded.images
-    place, part, lead = weights.place, _part(config, loaded, member), member.lead
+    place, part, lead = weights.place, _part(config, loaded, member, start), member.lead
     base, grammars = fingerprinted.result(), _grammars(config, spec, place.device)
     adapters = part.adapters if lead is None else TeamAdapters(part.adapters, lead)
     swap: PageSwap | None = part.swap
@@ -333,13 +371,14 @@ def _pages(
     memory_of: Callable[[int], PageMemory],
     builder: BatchBuilder,
     images: ImageVectors | None,
+    start: _Start,
 ) -> int:
     """Pages of the pool; on CUDA after every kind of pass was tried."""
     device = model.embedding.table.device
     if device.type != "cuda":
         return size.pages(device, 0)
     weights = torch.cuda.memory_allocated()
-    needs = _rehearse(config, model, memory_of(1), builder)
+    needs = _rehearse(config, model, memory_of(1), builder, start)
     sight = images.rehearse() if images else 0
     pages = size.pages(device, needs.passes + needs.graphs + sight)
     log.info("memory\n%s", _plan(config, model.spec, weights, pages))
@@ -372,7 +411,11 @@ def _plan(config: EngineConfig, spec: ModelSpec, weights: int, pages: int) -> st
 
 
 def _rehearse(
-    config: EngineConfig, model: Decoder, memory: PageMemory, builder: BatchBuilder
+    config: EngineConfig,
+    model: Decoder,
+    memory: PageMemory,
+    builder: BatchBuilder,
+    start: _Start,
 ) -> Needs:
     device = memory.pool.device
     longest = pages_of_tokens(config.max_model_len or model.spec.max_position, config.page_tokens)
@@ -385,7 +428,8 @@ def _rehearse(
         )  # fmt: skip
         return Stage(runner, table, lambda: runner.graphs(longest))
 
-    return Rehearsal(stage, model.spec, config).play(device)
+    rehearsal = Rehearsal(stage, model.spec, config)
+    return rehearsal.play(device, start.compilers, start.timeline)
 
 
 def _check_length(config: EngineConfig, spec: ModelSpec) -> None:

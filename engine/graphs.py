@@ -125,11 +125,12 @@ class DecodeGraphs:
             for adapted in (True, False):
                 self._pass(rows, adapted)
 
-    def capture(self, first: int = 0, end: int | None = None) -> None:
-        """Capture buckets, the largest first so that the others share its memory."""
+    def capture(self, first: int = 0, end: int | None = None, *, tried: bool = False) -> None:
+        """Capture buckets, the largest first so that the others share its memory. ``tried``: see
+        ``captured``."""
         for rows in self._buckets[::-1][first:end]:
             for adapted in (True, False):
-                self._graphs[rows, adapted] = self._capture(rows, adapted)
+                self._graphs[rows, adapted] = self._capture(rows, adapted, tried=tried)
 
     def run(self, plan: StepPlan) -> Replayed | None:
         """Launch a pass of sequences that all decode, with at most so many drafts as there is room
@@ -170,11 +171,13 @@ class DecodeGraphs:
 
         self._stages.send(fill, self._packed)
 
-    def _capture(self, rows: int, adapted: bool) -> _Graph:
-        """The pass is run once to try it: over blank rows, which write nothing that is read."""
+    def _capture(self, rows: int, adapted: bool, *, tried: bool = False) -> _Graph:
+        """Where the pass is run to try it, over blank rows, which write nothing that is read."""
         drawn = self._last.tokens.clone()
         self._packed[: rows * self._queries, :COLUMNS] = torch.tensor(UNUSED, dtype=torch.int32)
-        graph, outcome = captured(lambda: self._pass(rows, adapted), self._memory, self._device)
+        graph, outcome = captured(
+            lambda: self._pass(rows, adapted), self._memory, self._device, tried=tried
+        )
         self._last.tokens.copy_(drawn)
         return _Graph(graph, outcome, self._adapters.sites)
 

@@ -71,11 +71,12 @@ class MixedGraphs:
                 self._blank(layout)
                 self._pass(layout, adapted)
 
-    def capture(self, first: int = 0, end: int | None = None) -> None:
-        """Capture buckets, the largest first so that the others share its memory."""
+    def capture(self, first: int = 0, end: int | None = None, *, tried: bool = False) -> None:
+        """Capture buckets, the largest first so that the others share its memory. ``tried``: see
+        ``captured``."""
         for layout in self._layouts[::-1][first:end]:
             for adapted in (True, False):
-                self._graphs[layout.tokens, adapted] = self._capture(layout, adapted)
+                self._graphs[layout.tokens, adapted] = self._capture(layout, adapted, tried=tried)
 
     def run(self, host: HostBatch) -> torch.Tensor | None:
         """Launch a pass; the hidden state of its rows of the head, valid until the next is
@@ -101,10 +102,12 @@ class MixedGraphs:
         layout.blank(block.numpy())
         self._block[: layout.size].copy_(block)
 
-    def _capture(self, layout: MixedLayout, adapted: bool) -> _Graph:
-        """The pass is run once to try it: over a batch of nothing."""
+    def _capture(self, layout: MixedLayout, adapted: bool, *, tried: bool = False) -> _Graph:
+        """Where the pass is run to try it, over a batch of nothing."""
         self._blank(layout)
-        graph, hidden = captured(lambda: self._pass(layout, adapted), self._memory, self._device)
+        graph, hidden = captured(
+            lambda: self._pass(layout, adapted), self._memory, self._device, tried=tried
+        )
         return _Graph(graph, hidden, self._adapters.sites)
 
     def _pass(self, layout: MixedLayout, adapted: bool) -> torch.Tensor:

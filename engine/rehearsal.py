@@ -5,14 +5,13 @@ nothing. What was compiled and loaded here stays; memory is given back once it w
 with gains or biases are few and take kernels of their own, which are compiled at their first use.
 """
 
-import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from engine.adapter_table import AdapterTable, SiteRow, site_shapes
+from engine.compilers import Compilers
 from engine.compiling import Ahead
 from engine.config import EngineConfig
 from engine.graphs import DecodeGraphs
@@ -21,13 +20,11 @@ from engine.models.spec import ModelSpec
 from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS
 from engine.step import Runner, StepPlan
+from engine.timeline import Timeline
 from engine.warm_plans import ADAPTERS, WarmPlans, open_masks
 
 SHALLOW = 2  # layers
-RANKS = (A_ROWS, ROOMY_RANK)  # adapters up to these ranks take kernels of their own
 MARGIN = 1.15  # an allocator that has served passes of all sizes holds more than one pass needs
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +45,10 @@ class Stage:
 
 
 class Rehearsal:
-    """``stage`` sets one up over so many of the model's first layers, None for all.
+    """``stage`` sets one up over so many of the model's layers or one of each kind, None for all.
 
-    Two layers are enough to meet every kernel, and quick.
+    Those are enough to meet every kernel, and quick. Which kernels an adapter takes does not
+    depend on its rank.
     """
 
     def __init__(
@@ -59,26 +57,23 @@ class Rehearsal:
         self._stage, self._spec, self._config = stage, spec, config
         self._plans = WarmPlans(config, config.max_model_len or spec.max_position)
 
-    def play(self, device: torch.device) -> Needs:
+    def play(self, device: torch.device, compilers: Compilers | None, timeline: Timeline) -> Needs:
         """Leaves nothing allocated."""
-        began = time.monotonic()
-        with Ahead(device) as ahead:
-            for rank in RANKS:
-                self._run(self._set(SHALLOW, rank), self._plans.all())
-        log.info("compiled %d kernels in %.1f s", ahead.kernels, time.monotonic() - began)
-        for rank in RANKS:
-            self._run(self._set(SHALLOW, rank), self._plans.all())
-        whole = self._set(None, ROOMY_RANK)
-        self._run(whole, self._plans.mixed(0))
+        with Ahead(device, compilers) as ahead:
+            self._run(self._set(SHALLOW), self._plans.all())
+        timeline.mark(f"{ahead.kernels} kernels")
+        self._run(self._set(SHALLOW), self._plans.all())
+        timeline.mark("rehearsed passes")
+        whole = self._set(None)
         passes = _grown(device, lambda: self._launch(whole, self._plans.largest()))
         graphs = 0 if self._config.enforce_eager else self._measure_graphs(whole, device)
-        log.info("rehearsed every kind of pass in %.1f s", time.monotonic() - began)
+        timeline.mark("measured memory")
         return Needs(int(MARGIN * passes), graphs)
 
-    def _set(self, layers: int | None, rank: int) -> Stage:
+    def _set(self, layers: int | None) -> Stage:
         stage = self._stage(layers)
         for row in ADAPTERS:
-            stage.table.write(row, _entry(self._spec, rank))
+            stage.table.write(row, _entry(self._spec, ROOMY_RANK))
         return stage
 
     @torch.inference_mode()

@@ -143,12 +143,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, max_pages: int) -> None:
-        """Capture passes; from then on they are replayed. CUDA only."""
+        """Capture passes; from then on they are replayed. CUDA only, after a rehearsal: that has
+        tried them, but for what a proposer sees and what a team sends."""
+        tried = self._features is None and self._lead is None and not self._model.is_part
         self._max_pages = max_pages
         self._graphs, self._mixed, self._verify = self.graphs(max_pages)
         for graphs in (self._graphs, self._mixed, self._verify):
             if graphs is not None:
-                graphs.capture()
+                graphs.capture(tried=tried)
 
     def graphs(
         self, max_pages: int

@@ -17,6 +17,7 @@ from engine.layers.linear import Linear
 from engine.layers.lora import Adapted, Addends, LoraPass
 from engine.layers.rotary import rotary_table
 from engine.loading import Weights
+from engine.models.kinds import first_of_each, kind
 from engine.models.spec import ModelSpec
 from engine.page_memory import LayerPages
 from engine.placement import SITES
@@ -83,6 +84,12 @@ class Layer:
         x = silu_mul(gate_up.planes, addend=gate_up.addend, dtype=x.dtype)
         return self._total(self.down(x, lora), x.dtype)
 
+    @property
+    def kind(self) -> object:
+        """Equal for layers that launch the same kernels."""
+        sites = (self.qkv, self.o, self.gate_up, self.down)
+        return self.attention.window, tuple(kind(site.linear) for site in sites)
+
     def _total(self, addends: Addends, dtype: torch.dtype) -> Addends:
         """Over the members of a team, each of which has read a part of the inputs."""
         if self._group is None:
@@ -106,10 +113,15 @@ class Decoder:
         if group is not None:
             self.head.join(group)
 
+    @property
+    def is_part(self) -> bool:
+        """Others compute the rest."""
+        return self._group is not None
+
     def shallow(self, layers: int) -> "Decoder":
-        """Its first layers alone: the same kinds of work, less of it."""
-        model = copy(self)
-        model.layers = self.layers[:layers]
+        """So many of its layers, or one of each kind: the same kernels, less work."""
+        model, kinds = copy(self), [layer.kind for layer in self.layers]
+        model.layers = first_of_each(self.layers, kinds, least=layers)
         return model
 
     def __call__(
