@@ -9,9 +9,10 @@
     fairness, churn, prefix,
     batching                   what tenants and adapters do to each other, an engine alone
     disaggregation             prompts at one engine and answers at another, beside both at both
+    start                      from nothing to serving, phase by phase; the engine serves and ends
     waste                      the empty end of a sequence's last page, by page size
 
-All but the last two show ours, the best stored peer on the same device, the floor from bytes and
+All but the last three show ours, the best stored peer on the same device, the floor from bytes and
 operations, and write bench/results/<device>/*.json. Nothing is reported before the results
 were compared with the definition: logits in float32, or each operation's reference.
 """
@@ -31,7 +32,7 @@ OPERATIONS = ("linear", "lora", "attention")
 ALL = (*ENGINE[:3], *OPERATIONS)
 ALONE = (*ENGINE, *OPERATIONS, "all")
 TENANTS = ("fairness", "churn", "prefix", "batching")
-OTHERS = ("serve", "waste", "disaggregation", *TENANTS)
+OTHERS = ("serve", "start", "waste", "disaggregation", *TENANTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,10 @@ def main(argv: Sequence[str]) -> int:
         from engine.bench.serve import main as serve
 
         return serve(argv[1:])
+    if argv and argv[0] == "start":
+        from engine.bench.start import main as start
+
+        return start(argv[1:])
     if argv and argv[0] == "waste":
         from engine.bench.waste import main as waste
 
