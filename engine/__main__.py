@@ -29,6 +29,7 @@ from engine.handoff.wire import tcp_wire
 from engine.metrics import EngineMetrics
 from engine.otlp import TracingUnavailable, open_provider
 from engine.protocol import Welcome
+from engine.reading_ahead import ReadingAhead
 from engine.residency import P
 from engine.server import Server
 from engine.team.ending import end_process
@@ -51,10 +52,11 @@ def main(argv: Sequence[str]) -> int:
         if not Path(config.model).is_dir():  # said before torch takes its seconds to load
             raise ConfigError(f"--model {config.model}: no such directory")
         _guard(config)  # and this before the model takes its minutes
-        from engine.composition import build_runner
-
         timeline = Timeline.of_process()
-        built = build_runner(config, timeline)
+        with ReadingAhead(Path(config.model)):
+            from engine.composition import build_runner
+
+            built = build_runner(config, timeline)
         try:
             code = serve(config, built, ready_fd=command.ready_fd, timeline=timeline)
         finally:
