@@ -22,7 +22,7 @@ _FORMATS_OF = {
 STRATEGIES = ("tensor", "channel", "group", "block")
 FLOAT8 = ("float", 8)
 CLASS = "Linear"  # of every module that may be quantised here
-_UNSERVED = ("sparsity_config", "transform_config")
+_UNSERVED = {"sparsity_config": "format", "transform_config": "config_groups"}
 
 
 def read_compressed(source: str, config: Config) -> Scheme:
@@ -33,13 +33,17 @@ def read_compressed(source: str, config: Config) -> Scheme:
     kv = config.get("kv_cache_scheme")  # a wish: --kv-cache-dtype decides, and scales as it goes
     if kv and not (isinstance(kv, Mapping) and (kv.get("type"), kv.get("num_bits")) == FLOAT8):
         refuse(source, "kv_cache_scheme", kv, "none, or floats of 8 bits")
-    for field in _UNSERVED:
-        if config.get(field):
-            refuse(source, field, config[field], "none")
+    for field, part in _UNSERVED.items():
+        said = config.get(field) or {}
+        if not isinstance(said, Mapping) or said.get(part) not in (None, "dense", {}):
+            refuse(source, field, said, "none")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         refuse(source, "config_groups", groups, "an object of groups by name")
-    ignored = (_names(source, "ignore", name) for name in config.get("ignore") or ())
+    exempt = config.get("ignore") or []
+    if not isinstance(exempt, list):
+        refuse(source, "ignore", exempt, "a list of names")
+    ignored = (_names(source, "ignore", name) for name in exempt)
     targets: dict[str, Callable[[str], Claim | None]] = {}
     for name, group in groups.items():
         if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from engine.errors import CheckpointInvalid
 from engine.quant.compressed_config import read_block, read_compressed
 from engine.quant.schemes import (
     BITS,
@@ -34,6 +35,8 @@ _ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
 def read_scheme(configs: Mapping[str, Config]) -> Scheme:
     """From the first non-empty of the named JSON objects. Raises CheckpointInvalid."""
     for source, config in configs.items():
+        if config and not isinstance(config, Mapping):
+            raise CheckpointInvalid(f"{source}: found {config!r:.80}; expected an object")
         if config:
             return _read(source, config)
     return Scheme()

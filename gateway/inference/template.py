@@ -58,7 +58,9 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path, named_tokens: dict[str, str]) -> "ChatTemplate | None":
-        """From chat_template.jinja or tokenizer_config.json; None when the model has none."""
+        """From chat_template.jinja, the older chat_template.json of processors, or
+        tokenizer_config.json; None when the model has none.
+        """
         path = model_dir / "chat_template.jinja"
         source = path.read_text("utf-8") if path.exists() else _configured(model_dir)
         return cls(source, named_tokens) if source is not None else None
@@ -178,8 +180,16 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _configured(model_dir: Path) -> str | None:
-    value = read_config(model_dir).get("chat_template")
+    """Raises TokenizerInvalid for a file, or a template, that is not as such files are."""
+    older = read_config(model_dir, "chat_template.json").get("chat_template")
+    value = read_config(model_dir).get("chat_template") if older is None else older
     if isinstance(value, list):  # several by name
-        named = {item["name"]: item["template"] for item in value}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+        try:
+            value = {item["name"]: item["template"] for item in value}
+        except (TypeError, KeyError) as error:
+            raise TokenizerInvalid("chat_template: expected a name and a template each") from error
+    if isinstance(value, dict):
+        value = value.get("default")
+    if not isinstance(value, str | None):
+        raise TokenizerInvalid(f"chat_template: {value!r:.80}; expected a template or several")
+    return value

@@ -90,9 +90,9 @@ class Tokenizer:
         return self.spelling_of(token).decode("utf-8", "replace")
 
 
-def read_config(model_dir: Path) -> dict[str, Any]:
-    """tokenizer_config.json, or nothing where there is none. Raises TokenizerInvalid."""
-    path = model_dir / "tokenizer_config.json"
+def read_config(model_dir: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
+    """The object in a file, or nothing where there is none. Raises TokenizerInvalid."""
+    path = model_dir / name
     if not path.exists():
         return {}
     try:

@@ -165,6 +165,7 @@ def test_quantised_activations_are_refused():
         ({"config_groups": {"W4A16": ["Linear"]}}, "config_groups.W4A16"),
         ({"ignore": ["re:("]}, "ignore"),
         ({"ignore": [3]}, "ignore"),
+        ({"ignore": "lm_head"}, "ignore='lm_head'; expected a list"),
     ],
 )
 def test_a_config_we_do_not_serve_is_refused_by_field(change, field):
@@ -181,3 +182,13 @@ def test_mixed_precision_is_read_group_by_group():
     assert read.claim("a.up").bits == 4
     with pytest.raises(CheckpointInvalid, match=r"a\.down: config_groups.eight: format"):
         read.claim("a.down")  # floats, and its type is int
+
+
+def test_settings_that_say_that_nothing_else_was_done_are_no_obstacle():
+    said = {
+        "sparsity_config": {"format": "dense", "global_sparsity": 0.1, "targets": []},
+        "transform_config": {"config_groups": {}},
+        "kv_cache_scheme": None,
+    }
+    plain = groups(all=(["Linear"], {}))
+    assert scheme(plain | said).claim(MODULE) == scheme(plain).claim(MODULE)

@@ -29,6 +29,12 @@ def test_without_claims_the_tensors_alone_tell():
     assert Scheme().claim(Q) == Claim()
 
 
+@pytest.mark.parametrize("config", ["gptq", [4]])
+def test_claims_that_are_no_object_are_refused_under_their_name(config):
+    with pytest.raises(CheckpointInvalid, match=r"config.json: found .*expected an object"):
+        read_scheme({"config.json": config})
+
+
 def test_the_first_expression_that_matches_holds():
     read = scheme(
         dynamic={

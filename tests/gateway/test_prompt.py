@@ -207,5 +207,15 @@ def test_templates_are_found_where_models_keep_them(tmp_path):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(str({"chat_template": named}).replace("'", '"'))
     assert ChatTemplate.load(tmp_path, {}).render([]) == "d"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert ChatTemplate.load(tmp_path, {}).render([]) == "of the processor"
+    (tmp_path / "chat_template.json").unlink()
     (tmp_path / "tokenizer_config.json").unlink()
     assert ChatTemplate.load(tmp_path, {}) is None
+
+
+@pytest.mark.parametrize("value", ['[{"name": "default"}]', '["a"]', "7", '{"default": ["a"]}'])
+def test_templates_that_are_none_are_refused_at_start(tmp_path, value):
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"chat_template": {value}}}')
+    with pytest.raises(TokenizerInvalid, match="chat_template"):
+        ChatTemplate.load(tmp_path, {})
