@@ -89,13 +89,14 @@ class DecodeGraphs:
         vocabulary: int,
         queries: int = 1,
         tell: Tell | None = None,
+        buckets: Sequence[int] | None = None,
     ) -> None:
         """``queries``: tokens of a sequence, its drafts included. ``tell`` is told of every pass
-        before it is launched."""
+        before it is launched. ``buckets``: in the place of the usual."""
         self._queries, self._tell = queries, tell
         self._forward, self._adapters, self._last = forward, adapters, last
         self._device = last.tokens.device
-        self._buckets = [b for b in BUCKETS if b < max_seqs] + [max_seqs]
+        self._buckets = list(buckets or [*(b for b in BUCKETS if b < max_seqs), max_seqs])
         self._table = (
             DecodeTable(max_seqs, max_pages, page_tokens)
             if queries == 1
@@ -125,11 +126,19 @@ class DecodeGraphs:
             for adapted in (True, False):
                 self._pass(rows, adapted)
 
-    def capture(self, first: int = 0, end: int | None = None, *, tried: bool = False) -> None:
+    def capture(
+        self,
+        first: int = 0,
+        end: int | None = None,
+        *,
+        tried: bool = False,
+        kinds: Sequence[bool] = (True, False),
+    ) -> None:
         """Capture buckets, the largest first so that the others share its memory. ``tried``: see
-        ``captured``."""
+        ``captured``. ``kinds``: with adapters, without; what was left out is captured at its first
+        use."""
         for rows in self._buckets[::-1][first:end]:
-            for adapted in (True, False):
+            for adapted in kinds:
                 self._graphs[rows, adapted] = self._capture(rows, adapted, tried=tried)
 
     def run(self, plan: StepPlan) -> Replayed | None:
@@ -151,8 +160,8 @@ class DecodeGraphs:
 
     def replay(self, rows: int, adapted: bool, table: npt.NDArray[np.int32]) -> Replayed:
         """Launch a pass of a bucket of ``rows``, whose table is filled; the outcome of all rows."""
-        found = self._graphs[rows, adapted]
-        if adapted and found.sites is not self._adapters.sites:
+        found = self._graphs.get((rows, adapted))
+        if found is None or (adapted and found.sites is not self._adapters.sites):
             found = self._graphs[rows, adapted] = self._capture(rows, adapted)
         self._send(table)
         found.graph.replay()

@@ -137,6 +137,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed: MixedGraphs | None = None
         self._verify: DecodeGraphs | None = None
+        self._measured: dict[tuple[int, int], DecodeGraphs] = {}  # by drafts and sequences
         self._max_pages = 0
         cuda = device.type == "cuda"
         self._beside = Beside(torch.cuda.Stream(device)) if cuda else None  # type: ignore[no-untyped-call]
@@ -175,7 +176,13 @@ class ModelRunner:
         )
         return decode, mixed, verify
 
-    def _decode_graphs(self, max_pages: int, max_seqs: int, queries: int = 1) -> DecodeGraphs:
+    def _decode_graphs(
+        self,
+        max_pages: int,
+        max_seqs: int,
+        queries: int = 1,
+        buckets: Sequence[int] | None = None,
+    ) -> DecodeGraphs:
         return DecodeGraphs(
             self._logits,
             self._table,
@@ -186,18 +193,28 @@ class ModelRunner:
             vocabulary=self._model.spec.vocab_size,
             queries=queries,
             tell=None if self._lead is None else self._tell_decode,
+            buckets=buckets,
         )
 
-    def draft_at_most(self, drafts: int, *, rows: int) -> None:
-        """Capture passes that verify so few drafts of so many sequences, to be measured. Where
-        nothing is captured there is nothing to do."""
+    @torch.inference_mode()
+    def capture_drafts(self, drafts: Sequence[int], *, rows: int, adapted: bool) -> None:
+        """Capture passes that verify so many drafts, one number or another, of so many sequences,
+        to be measured. Where nothing is captured there is nothing to do."""
         if self._graphs is None:
             return
-        self._max_drafts = drafts
         self._verify = None  # its memory goes first
-        with torch.inference_mode():
-            self._verify = self._decode_graphs(self._max_pages, rows, 1 + drafts)
-            self._verify.capture()
+        for count in sorted(drafts, reverse=True):  # kernels of the largest are compiled first
+            if (count, rows) not in self._measured:
+                self._measured[count, rows] = self._decode_graphs(
+                    self._max_pages, rows, 1 + count, buckets=(rows,)
+                )
+            self._measured[count, rows].capture(kinds=(adapted,))
+
+    def draft_at_most(self, drafts: int, *, rows: int) -> None:
+        """From now on passes are replayed of those that ``capture_drafts`` captured for it."""
+        if self._graphs is None:
+            return
+        self._max_drafts, self._verify = drafts, self._measured[drafts, rows]
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:

@@ -103,8 +103,9 @@ def _engine(options: Options, shape: Shape, script: Script | None) -> LoneEngine
         CheckpointWriter(shape, options.format).write(model)
     if not (model / "tokenizer.json").exists():
         write_tokenizer(model / "tokenizer.json", shape.vocab_size)
+    rows = 256 if script is None else max(batch for batch, _ in options.mixes or VERIFIED)
     config = EngineConfig(
-        model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=256,
+        model=str(model), max_model_len=min(4096, shape.max_position), max_num_seqs=rows,
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
         enable_prefix_caching=False,  # every prompt is computed, also one met before
         kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,

@@ -2,8 +2,13 @@
 
 Every row decodes after a prompt of random tokens; drafts come from a script. First all of them are
 right, so that the passes are shown to keep what they should; then all are wrong, so that every pass
-brings one token and passes of as many drafts can be compared. The break-even is the chance a draft
-must have to be right, if all have the same, for tokens a second to be those of plain passes.
+brings one token and passes of as many drafts can be compared. Drafts are made while all rows decode
+and nobody else does, so there is one kind of pass for each number of them, and all are captured
+before anything is measured.
+
+At the break-even tokens a second are those of plain passes: as many drafts have to be kept a pass
+as it takes longer than a plain one, in plain passes. Where each draft is right with the same chance
+that is a chance, unless even right drafts do not pay.
 """
 
 import statistics
@@ -29,6 +34,7 @@ class Script:
     """A proposer that knows the answers, and when to pay; ``count`` 0: passes are plain."""
 
     count: int = 0
+    rows: int = 1  # it is silent unless so many ask
     right: bool = False
     answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # by the prompt
     drafted: int = 0
@@ -36,7 +42,9 @@ class Script:
     made: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # by sequence: where, what
 
     def propose(self, asks: Sequence[Ask]) -> Mapping[int, Sequence[int]]:
-        return {ask.sequence: self._drafts(ask) for ask in asks}
+        for ask in asks:
+            self._look(ask)
+        return {ask.sequence: self._drafts(ask) for ask in asks if len(asks) >= self.rows}
 
     def forget(self, sequence: int) -> None:
         self.made.pop(sequence, None)
@@ -50,7 +58,6 @@ class Script:
     def _drafts(self, ask: Ask) -> list[int]:
         """Once an answer is another than it was, which a tie can make it, nobody knows it."""
         answer, at = self.answers.get(tuple(ask.prompt), []), len(ask.output)
-        self._look(ask)
         drafts = answer[at : at + min(self.count, ask.most)]
         if not self.right:
             return [token ^ 1 for token in drafts]
@@ -86,7 +93,12 @@ def speculation_rows(
     """For each (rows, adapters) and number of drafts. Raises BenchmarkRefused."""
     runner, found = engine.built.runner, list[Row]()
     assert isinstance(runner, ModelRunner)
+    if setting.members > 1:
+        raise BenchmarkRefused("passes of other numbers of drafts are captured on one GPU alone")
     for batch, adapters in mixes:
+        runner.capture_drafts(drafts, rows=batch, adapted=adapters > 0)
+    for batch, adapters in mixes:
+        script.rows = batch
         plain = _plain(engine, setting, script, batch, adapters)
         found.append(_row(setting, batch, adapters, "plain", "pass", plain * 1e3, "ms"))
         for count in drafts:
@@ -96,6 +108,7 @@ def speculation_rows(
             op = f"{count} drafts"
             facts = [("pass", ratio * plain * 1e3, "ms"), ("over plain", ratio, "x")]
             facts += [("right drafts kept", kept, "share")]
+            facts += [("break-even drafts kept", max(ratio - 1, 0.0), "drafts a pass")]
             if (chance := break_even(ratio, count)) is not None:
                 facts.append(("break-even chance", chance, "share"))
             found += [_row(setting, batch, adapters, op, *fact) for fact in facts]
@@ -107,6 +120,8 @@ def break_even(ratio: float, drafts: int) -> float | None:
     tokens a second; None where even right drafts bring fewer."""
     if ratio > 1 + drafts:
         return None
+    if ratio <= 1:
+        return 0.0
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -32,3 +32,13 @@ def test_a_script_counts_what_was_kept_and_is_silent_once_an_answer_is_another()
     assert (script.drafted, script.kept) == (3, 2)
     script.right = False
     assert drafts(3) == [4 ^ 1, 5 ^ 1]
+
+
+def test_a_script_is_silent_while_others_than_all_rows_decode() -> None:
+    script = Script(count=2, rows=2, answers={(1,): [3, 4, 5], (2,): [6, 7, 8]})
+    asks = [
+        Ask(sequence=number, prompt=[number], output=[3 * number], most=4, pages=[])
+        for number in (1, 2)
+    ]
+    assert script.propose(asks[:1]) == {}
+    assert script.propose(asks) == {1: [4 ^ 1, 5 ^ 1], 2: [7 ^ 1, 8 ^ 1]}
