@@ -20,7 +20,7 @@ from gateway.limits.service import LimitService
 from gateway.usage.event import Event, month_of, slot_of
 from gateway.usage.models import UsageDay, UsagePace, UsageRollup
 from gateway.usage.repository import LedgerRepository
-from gateway.usage.rollup_repository import DAY_KEYS, GRAINS, SUMS
+from gateway.usage.rollup_repository import DAY_KEYS, GRAINS, SUMS, WEEKLY
 
 DAYS = 90
 EVENTS = 20_000  # of one tenant, over two weeks
@@ -136,12 +136,17 @@ async def _roll(
         await session.execute(text(PACES))
         day = "date_trunc('day', slot, 'UTC')" if postgres else (
             "substr(slot, 1, 10) || ' 00:00:00.000000'")  # fmt: skip
+        week = "to_timestamp(floor(extract(epoch FROM slot) / 604800) * 604800)" if postgres else (
+            "strftime('%Y-%m-%d', strftime('%s', slot) / 604800 * 604800, 'unixepoch')"
+            " || ' 00:00:00.000000'")  # fmt: skip
         for grain, told in GRAINS.items():
+            first_moment = week if grain == WEEKLY else day
             filled = DAYS_OF.format(
-                grain=grain, day=day, keys=", ".join(DAY_KEYS), sums=", ".join(SUMS),
+                grain=grain, day=first_moment, keys=", ".join(DAY_KEYS), sums=", ".join(SUMS),
                 values=", ".join(name if name in told else "''" for name in DAY_KEYS),
                 owner="max(organisation_id)" if "project_id" in told else "'*'",
-                added=", ".join(f"sum({name})" for name in SUMS), by=", ".join([day, *told]),
+                added=", ".join(f"sum({name})" for name in SUMS),
+                by=", ".join([first_moment, *told]),
             )  # fmt: skip
             await session.execute(text(filled))
         await session.execute(text(PACE_DAYS.format(day=day)))

@@ -54,7 +54,6 @@ GROUPS: Mapping[str, tuple[str, Group | None]] = {
     "organisation": ("organisation", "organisation_id"),
 }
 FILTERS: Mapping[str, Group] = {"project": "project_id", "model": "model", "key": "key_id"}
-PLACES: tuple[Group, Group] = ("project_id", "model")  # that something can be chosen of
 COLUMNS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "spend_usd",
            "spend_nano_usd", "unpriced_requests")  # fmt: skip
 
@@ -88,10 +87,7 @@ async def explore(visit: Visit) -> Content:
     lines = _lines(await report.within(span.window, group_by=question.groups, only=question.only),
                    metric)  # fmt: skip
     series = await _series(report, question, span.edges, [name for name, _ in lines], named)
-    projects, models = [
-        sorted(name for (name,) in await report.within(span.window, group_by=(group,)))
-        for group in PLACES
-    ]
+    models = sorted(name for (name,) in await report.within(span.window, group_by=("model",)))
     return {
         "question": question, "span": span, "ranges": RANGES, "intervals": INTERVALS,
         "metrics": {key: each.name for key, each in METRICS.items()},
@@ -107,10 +103,7 @@ async def explore(visit: Visit) -> Content:
         "most": max((metric.of(usage) for _, usage in lines), default=0),
         "whole": sum(metric.of(usage) for _, usage in lines),
         "text": UNITS[metric.unit],
-        "project_choices": sorted(
-            ((each, names.projects.get(each, each)) for each in projects),
-            key=lambda choice: choice[1],
-        ),
+        "project_choices": sorted(names.projects.items(), key=lambda choice: choice[1]),
         "model_choices": [(each, each) for each in models],
     }  # fmt: skip
 

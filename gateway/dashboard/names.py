@@ -25,6 +25,13 @@ class Names:
         owners = projects if visit.organisation else await rows.organisations()
         return cls(visit, owners, projects)
 
+    @classmethod
+    async def of_owners(cls, visit: Visit) -> "Names":
+        """Without projects where organisations are told apart."""
+        if visit.organisation:
+            return await cls.of(visit)
+        return cls(visit, await NameRepository(visit.session, None).organisations(), {})
+
     def of_owner(self, owner: str) -> str:
         return self.owners.get(owner) or self.projects.get(owner) or owner or NOBODY
 

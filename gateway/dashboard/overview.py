@@ -60,7 +60,7 @@ async def overview(visit: Visit) -> dict[str, Any]:
     owners = _by(await report.within(span.window, group_by=(owner,)))
     models = _by(*buckets)
     usage = sum(models.values(), Usage())
-    names = await Names.of(visit)
+    names = await Names.of_owners(visit)
     return {
         "span": span,
         "ranges": RANGES,

@@ -145,13 +145,13 @@ class UsageRollup(Summed, Tenanted):
 class UsageDay(Summed, Tenanted):
     """The roll-ups of a day of UTC added up, without keys, customers, prices and months: what a
     view over very many quarters of an hour reads instead of them. Several times, by grain: what a
-    grain does not tell apart is "" in its rows."""
+    grain does not tell apart is "" in its rows. Those of one grain are of weeks."""
 
     __tablename__ = "usage_day"
     __table_args__ = (Index(None, "organisation_id", "grain", "day"),)
 
     grain: Mapped[str] = mapped_column(String(8), primary_key=True)  # see rollup_repository
-    day: Mapped[datetime] = mapped_column(Utc, primary_key=True)  # its first moment
+    day: Mapped[datetime] = mapped_column(Utc, primary_key=True)  # or week: its first moment
     project_id: Mapped[str] = mapped_column(String(40), primary_key=True)
     tier: Mapped[str] = mapped_column(String(16), primary_key=True)
     model: Mapped[str] = mapped_column(String(256), primary_key=True)

@@ -25,7 +25,7 @@ from gateway.usage.reconcile_repository import Billed, ReconcileRepository, Sums
 from gateway.usage.record import Outcome
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.retention_repository import RetentionRepository
-from gateway.usage.rollup_repository import GRAINS
+from gateway.usage.rollup_repository import GRAINS, WEEKLY
 
 GRACE_S = 60.0
 CHUNK = 1000  # ids in one query
@@ -102,11 +102,12 @@ class Reconciliation:
         rolled = await rows.rolled_up(self._kept_from)
         findings.compared["quarters of an hour by project"] = len(ledger)
         _compare_sums("roll-ups", ledger, rolled, findings)
-        by_day = await rows.rolled_by_day()
+        by_day, by_week = await rows.rolled_by_day(), await rows.rolled_by_day(7)
         findings.compared["days by project"] = sum(bool(project) for project, _ in by_day)
         for grain, told in GRAINS.items():
             owned = "project_id" in told
-            wanted = {place: sums for place, sums in by_day.items() if bool(place[0]) == owned}
+            sums = by_week if grain == WEEKLY else by_day
+            wanted = {place: each for place, each in sums.items() if bool(place[0]) == owned}
             _compare_sums(f"days by {grain}", wanted, await rows.days(grain), findings)
 
     async def _dropped(

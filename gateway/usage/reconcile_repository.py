@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import is_postgres
 from gateway.usage.models import RollupWatermark, UsageDay, UsageEvent, UsageRollup
-from gateway.usage.rollup_repository import SUMS, day_of, share_of
+from gateway.usage.rollup_repository import SUMS, days_of, share_of
 
 Sums = Mapping[tuple[str, str], Mapping[str, int]]  # (project, quarter of an hour, or day) -> sums
 
@@ -51,10 +51,10 @@ class ReconcileRepository:
         )
         return _by_place((await self._session.execute(statement)).all())
 
-    async def rolled_by_day(self) -> Sums:
-        """From the quarters of an hour; of all tenants under no project."""
+    async def rolled_by_day(self, days: int = 1) -> Sums:
+        """From the quarters of an hour, by day or by so many; of all tenants under no project."""
         rollup = UsageRollup
-        day = day_of(rollup.slot, postgres=is_postgres(self._session))
+        day = days_of(rollup.slot, days, postgres=is_postgres(self._session))
         sums = [func.sum(getattr(rollup, name)) for name in SUMS]
         owned = select(rollup.project_id, day, *sums).group_by(rollup.project_id, day)
         whole = select(literal(""), day, *sums).group_by(day)

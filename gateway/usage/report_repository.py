@@ -1,6 +1,6 @@
 """What an organisation or a project used: roll-ups, and the events not yet in them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,9 +27,9 @@ from sqlalchemy.sql.operators import custom_op
 from gateway.db import is_postgres, sees_one_instant
 from gateway.usage.event import EPOCH, SLOT_S
 from gateway.usage.models import LogPosition, RollupWatermark, UsageDay, UsageEvent, UsageRollup
-from gateway.usage.rollup_repository import GRAINS, SUMS, key_of, share_of
+from gateway.usage.rollup_repository import GRAINS, SUMS, WEEKLY, key_of, share_of
 
-SLOT, DAY = timedelta(seconds=SLOT_S), timedelta(days=1)
+SLOT, DAY, WEEK = timedelta(seconds=SLOT_S), timedelta(days=1), timedelta(days=7)
 MOST_CASES = 100  # buckets that SQLite looks through for each row
 OWNER = "organisation_id"  # no key of a roll-up: its project says it
 
@@ -67,20 +67,18 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``by_days``: no day of UTC is to be told apart from within."""
+    """``step``: a week, a day or a quarter of an hour, none of which, counted from 1970-01-01 of
+    UTC, is to be cut in pieces."""
 
     window: Window
     group_by: tuple[str, ...]
     only: Only
-    by_days: bool
-
-    def days(self, first: datetime, last: datetime) -> tuple[datetime, datetime] | None:
-        """The whole days in there; None: there is none whose sums could be used."""
-        start, end = _up(first, DAY), _down(last, DAY)
-        return (start, end) if self.by_days and start < end else None
+    step: timedelta
 
     def grain(self, *, of_all: bool) -> str | None:
         """The smallest of the days' sums that can answer this, of all tenants or of one."""
+        if self.step < DAY:
+            return None
         told = {*self.group_by, *self.only.columns} - {OWNER}
         owned = not of_all or OWNER in (*self.group_by, *self.only.columns)
         for grain in ("kind", "owner", "all"):
@@ -112,7 +110,8 @@ class ReportRepository:
     ) -> Sequence[Any]:
         """Rows of (slot or minute, the groups, the sums), to be added up by ``width``; None: as one
         sum. All of one instant."""
-        asked = Asked(window, tuple(group_by), only, by_days=width in (None, DAY))
+        step = WEEK if width is None else min(width, DAY)
+        asked = Asked(window, tuple(group_by), only, step)
         by_minute = width is not None and width < SLOT
         facts = (self._by_minute(asked) if by_minute else await self._by_slot(asked)).cte()
         return await self._summed(facts, group_by)
@@ -122,8 +121,9 @@ class ReportRepository:
     ) -> Sequence[Any]:
         """The same, with one slot within each pair of neighbours of ``edges``; or several, where
         there are very many pairs for SQLite to tell apart."""
-        by_days = all(_down(edge, DAY) == edge for edge in edges[1:-1])
-        asked = Asked(Window(edges[0], edges[-1]), tuple(group_by), only, by_days=by_days)
+        steps = (WEEK, DAY, SLOT)
+        step = next(s for s in steps if all(_down(edge, s) == edge for edge in edges[1:-1]))
+        asked = Asked(Window(edges[0], edges[-1]), tuple(group_by), only, step)
         facts = (await self._by_slot(asked)).cte()
         if not is_postgres(self._session) and len(edges) > MOST_CASES:
             return await self._summed(facts, group_by)
@@ -155,13 +155,15 @@ class ReportRepository:
             first = last = window.end
         parts: list[Select[Any]] = []
         grain = asked.grain(of_all=self._organisation is None and self._project is None)
-        days = asked.days(first, last) if grain is not None else None
-        if days is not None:
-            whole = self._rolled(UsageDay, UsageDay.day, days, asked)
-            parts.append(whole.where(UsageDay.grain == grain))
-        for start, end in [(first, last)] if days is None else [(first, days[0]), (days[1], last)]:
-            if start < end:
+        steps: tuple[timedelta, ...] = () if grain is None else (DAY,)
+        if grain == "owner" and asked.step == WEEK:
+            steps = (WEEK, DAY)
+        for step, start, end in _cut(first, last, steps):
+            if step == SLOT:
                 parts.append(self._rolled(UsageRollup, UsageRollup.slot, (start, end), asked))
+            else:
+                whole = self._rolled(UsageDay, UsageDay.day, (start, end), asked)
+                parts.append(whole.where(UsageDay.grain == (WEEKLY if step == WEEK else grain)))
         tail = self._events(event.slot, asked, by_log=True)
         tail = tail.where(event.slot >= first, event.slot < last)
         parts += await self._not_rolled(tail)
@@ -255,6 +257,25 @@ def _behind() -> Subquery:
         .where(LogPosition.batch > rolled)
         .subquery()
     )
+
+
+def _cut(
+    first: datetime, last: datetime, steps: Sequence[timedelta]
+) -> Iterator[tuple[timedelta, datetime, datetime]]:
+    """Into whole ``steps``, the longest first, and quarters of an hour at the ends of those."""
+    if first >= last:
+        return
+    if not steps:
+        yield SLOT, first, last
+        return
+    step, *shorter = steps
+    start, end = _up(first, step), _down(last, step)
+    if start >= end:
+        yield from _cut(first, last, shorter)
+        return
+    yield from _cut(first, start, shorter)
+    yield step, start, end
+    yield from _cut(end, last, shorter)
 
 
 def _down(time: datetime, step: timedelta = SLOT) -> datetime:

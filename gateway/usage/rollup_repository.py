@@ -4,7 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Select, and_, case, func, literal, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Integer,
+    Select,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    literal_column,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -40,7 +52,10 @@ GRAINS = {
     "all": DAY_KEYS,
     "owner": ("project_id",),
     "kind": ("tier", "model", "base_model", "endpoint"),  # of all tenants together
+    "week": ("project_id",),  # as "owner", of seven days: who spent most in months, among thousands
 }
+WEEKLY = "week"
+DAY_S = 24 * 60 * 60
 SUMS = (
     "events",
     "requests",
@@ -117,8 +132,9 @@ class RollupRepository:
         them."""
         keys: dict[str, ColumnElement[Any]] = {name: key_of(name) for name in KEYS}
         await self._add(UsageRollup, keys, behind)
-        day = day_of(UsageEvent.slot, postgres=self._postgres)
         for grain, told in GRAINS.items():
+            days = 7 if grain == WEEKLY else 1
+            day = days_of(UsageEvent.slot, days, postgres=self._postgres)
             known = {name: keys[name] if name in told else literal("") for name in DAY_KEYS}
             await self._add(UsageDay, {"grain": literal(grain), "day": day} | known, behind)
         mark = self._insert(RollupWatermark).values(log=behind.log, batch=behind.batch)
@@ -144,11 +160,18 @@ class RollupRepository:
         return (postgresql.insert if self._postgres else sqlite.insert)(table)
 
 
-def day_of(slot: Any, *, postgres: bool) -> ColumnElement[Any]:
-    """The first moment of its day of UTC, as the database keeps it."""
-    if postgres:
+def days_of(slot: Any, days: int, *, postgres: bool) -> ColumnElement[Any]:
+    """The first moment of its day of UTC, or of so many counted from 1970-01-01, as the database
+    keeps it."""
+    if days == 1 and postgres:
         return func.date_trunc("day", slot)
-    return func.substr(slot, 1, 10).op("||")(" 00:00:00.000000")
+    if days == 1:
+        return func.substr(slot, 1, 10).op("||")(" 00:00:00.000000")
+    seconds: ColumnElement[Any] = literal_column(str(days * DAY_S), Integer)
+    if postgres:
+        return func.to_timestamp(func.floor(func.extract("epoch", slot) / seconds) * seconds)
+    whole = cast(func.strftime("%s", slot), Integer) // seconds * seconds
+    return func.strftime("%Y-%m-%d", whole, "unixepoch").op("||")(" 00:00:00.000000")
 
 
 def _fresh(keys: Sequence[ColumnElement[Any]], behind: Behind, *, owned: bool) -> Select[Any]:

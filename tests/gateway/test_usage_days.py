@@ -1,10 +1,15 @@
 """The days' sums are the quarters' sums, and what reads them says the same as what does not."""
 
+import importlib
 import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import text
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import Connection, text
+from sqlalchemy.event import listen as listen_for
+from sqlalchemy.event import remove as stop_listening
 
 from gateway.usage.pace import FIRST, Place
 from gateway.usage.pace_repository import PaceRepository
@@ -88,9 +93,14 @@ async def test_reconciling_finds_a_day_that_is_not_the_sum_of_its_quarters(datab
     assert (await Reconciliation(database).run()).differences == []
     async with database.unit_of_work() as session:
         wrong = "UPDATE usage_day SET prompt_tokens = prompt_tokens + 1 WHERE grain <> 'all'"
-        await session.execute(text(wrong + " AND day = (SELECT min(day) FROM usage_day)"))
+        first = "(SELECT min(day) FROM usage_day d WHERE d.grain = usage_day.grain)"
+        await session.execute(text(f"{wrong} AND day = {first}"))
     findings = await Reconciliation(database).run()
-    assert {each.check for each in findings.differences} == {"days by owner", "days by kind"}
+    assert {each.check for each in findings.differences} == {
+        "days by owner",
+        "days by kind",
+        "days by week",
+    }
     assert findings.compared["days by project"] == 20
 
 
@@ -111,3 +121,64 @@ async def test_paces_of_all_tenants_are_the_sums_of_theirs(database):
                 found = (await PaceRepository(session).counts(window)).get(FIRST, {})
                 wanted = [p.step for p in places if window.start <= p.slot < window.end]
                 assert found == {step: wanted.count(step) for step in set(wanted)}
+
+
+async def test_weeks_are_as_their_events_wherever_a_window_begins_and_ends(database):
+    dice = random.Random(17)
+    events = [
+        event(
+            FIRST_DAY - timedelta(seconds=dice.randrange(40 * 86400)),
+            organisation_id=f"org_{number % 3}", project_id=f"prj_{number % 5}-{number % 3}",
+            prompt_tokens=dice.randrange(4, 900),
+        )
+        for number in range(360)
+    ]  # fmt: skip
+    await write(database, *events[:200])
+    await Rollups(database).roll_up()
+    await write(database, *events[200:300], log="log_2")
+    await Rollups(database).roll_up()
+    await write(database, *events[300:])
+    asked: list[str] = []
+
+    def listen(connection, cursor, statement, parameters, context, many):
+        asked.append(str(parameters))
+
+    engine = database.engine.sync_engine
+    listen_for(engine, "before_cursor_execute", listen)
+    async with database.reading() as session:
+        for number in range(9):
+            start = FIRST_DAY - timedelta(minutes=15 * dice.randrange(40 * 96))
+            if number % 3 == 0:
+                start = start.replace(hour=0, minute=0)
+            window = Window(start, start + timedelta(days=dice.randrange(1, 40)))
+            for owner, column in ((None, "organisation_id"), ("org_1", "project_id")):
+                expected: dict[str, int] = {}
+                for each in events:
+                    mine = owner in (None, each.organisation_id)
+                    if mine and window.start <= each.started_at < window.end:
+                        name = getattr(each, column)
+                        expected[name] = expected.get(name, 0) + each.prompt_tokens
+                found = await UsageReport(session, owner).within(window, group_by=(column,))
+                assert {g[0]: u.prompt_tokens for g, u in found.items()} == expected
+    stop_listening(engine, "before_cursor_execute", listen)
+    assert any("week" in each for each in asked)
+    assert (await Reconciliation(database).run()).differences == []
+
+
+async def test_migrating_adds_weeks_up_as_settling_does(database, written):
+    sums = text("SELECT day, project_id, prompt_tokens, requests FROM usage_day"
+                " WHERE grain = 'week' ORDER BY day, project_id")  # fmt: skip
+    async with database.reading() as session:
+        settled = [tuple(row) for row in await session.execute(sums)]
+    async with database.transaction() as connection:
+        await connection.exec_driver_sql("DELETE FROM usage_day WHERE grain = 'week'")
+        await connection.run_sync(migrate_weeks)
+    async with database.reading() as session:
+        assert [tuple(row) for row in await session.execute(sums)] == settled
+    assert len(settled) == 4
+
+
+def migrate_weeks(connection: Connection) -> None:
+    name = "migrations.versions.2026_11_30_0710_usage_weeks"
+    with Operations.context(MigrationContext.configure(connection)):
+        importlib.import_module(name).upgrade()
