@@ -78,7 +78,8 @@ def _lifetime(fields: dict[str, str]) -> timedelta | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest(f"{ANCHOR} must be 'created_at'.", param=ANCHOR)
-    return checked_lifetime(int(seconds) if seconds and seconds.isdecimal() else None, SECONDS)
+    known = seconds and seconds.isascii() and seconds.isdigit() and len(seconds) < 10
+    return checked_lifetime(int(seconds or 0) if known else None, SECONDS)
 
 
 def checked_lifetime(seconds: int | None, param: str) -> timedelta:

@@ -14,7 +14,12 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import (
+    GatewayError,
+    InvalidRequest,
+    ModelUnpriced,
+    NeverWithinTokenLimit,
+)
 from gateway.http import Reply, Request
 from gateway.idempotency.answers import Claim, claim_of
 from gateway.identity.principal import Principal
@@ -89,9 +94,13 @@ class Pipeline:
             order = replace(order, traceparent=traceparent)
         tariff = self._do.tariff(order.target, datetime.now(UTC))
         demand = order.demand(price_of(tariff))
-        lease = await self._do.limiter.reserve(
-            principal, order.id, order.reserved_tokens, use=order.use, demand=demand
-        )
+        try:
+            lease = await self._do.limiter.reserve(
+                principal, order.id, order.reserved_tokens, use=order.use, demand=demand
+            )
+        except (NeverWithinTokenLimit, ModelUnpriced):  # nothing was asked of any counter
+            await self._count(principal, reply)
+            raise
         reply.headers.update(lease.headroom.headers())
         if order.options.ignored:
             reply.headers["x-ignored-params"] = listed(order.options.ignored)

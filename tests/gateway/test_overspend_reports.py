@@ -82,6 +82,23 @@ async def test_a_flood_of_wrong_requests_counts_as_requests(tmp_path):
         assert (await ask(server.port, post(HELLO))).status == 429
 
 
+async def test_a_flood_that_could_never_pass_counts_as_requests(tmp_path):
+    rates = Rates(requests_per_minute=2, tokens_per_minute=60)
+    limiter = limiter_of(MemoryStore(), book({PROJECT: rates}))
+    async with serving(tmp_path, limiter=limiter) as server:
+        got = [await ask(server.port, post(HELLO | {"max_tokens": 99})) for _ in range(3)]
+        assert [each.error["type"] for each in got] == ["tokens", "tokens", "requests"]
+        assert got[0].headers["x-should-retry"] == "false"
+
+
+async def test_a_flood_for_what_has_no_price_counts_as_requests(tmp_path):
+    rules = book({PROJECT: Rates(requests_per_minute=1)}, money={PROJECT: monthly(9)})
+    async with serving(tmp_path, limiter=limiter_of(MemoryStore(), rules)) as server:
+        got = [await ask(server.port, post(HELLO)) for _ in range(2)]
+        assert [each.status for each in got] == [403, 429]
+        assert [each.headers["x-ratelimit-remaining-requests"] for each in got] == ["0", "0"]
+
+
 async def test_one_that_a_slot_refuses_takes_nothing_of_the_rate(tmp_path):
     """rpm 2, one at a time: A runs, B is refused by the slot, then C must pass."""
     rates = Rates(requests_per_minute=2, concurrency=1)
