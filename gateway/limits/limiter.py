@@ -84,7 +84,8 @@ class RateLimiter:
 
     def open_of(self, organisation: str) -> list[Lease]:
         """Of this gateway."""
-        return [each for each in self._open.values() if each.principal.organisation == organisation]
+        held = (each for each in self._open.values() if each.name)
+        return [each for each in held if each.principal.organisation == organisation]
 
     def held_by(self, lease: Lease) -> int:
         """Nano-dollars, of each budget it pays from."""
