@@ -98,7 +98,10 @@ class AdapterClient:
             try:
                 answer = self._http.request(method, path, **more)
             except httpx2.TransportError as error:
-                failure = PushFailed(f"{self._http.base_url}: {error or type(error).__name__}")
+                failure = PushFailed(
+                    f"no answer from {self._http.base_url} ({error or type(error).__name__}); "
+                    "--url says where the server is"
+                )
             else:
                 if answer.is_success:
                     found: Json = answer.json() if answer.content else {}

@@ -79,6 +79,12 @@ class Between:
         return max(now - before if now >= before else now, 0.0) / seconds if seconds > 0 else 0.0
 
 
+def page_of(given: str, path: str) -> str:
+    """A page's URL. ``given``: HOST:PORT, or a URL as ``serve`` prints that of its metrics."""
+    address = given if "://" in given else f"http://{given}"
+    return address.rstrip("/").removesuffix("/metrics") + path
+
+
 def scrape(url: str, at: float) -> Reading:
     """Raises GatewayUnreachable."""
     try:

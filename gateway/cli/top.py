@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.desk import Commands
-from gateway.cli.scrape import Between, scrape
+from gateway.cli.scrape import Between, page_of, scrape
 from gateway.errors import GatewayUnreachable
 
 ADDRESS = "127.0.0.1:8001"
@@ -36,7 +36,7 @@ def add(group: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    url = f"http://{arguments.metrics}/metrics"
+    url = page_of(arguments.metrics, "/metrics")
     console = Console()
     try:
         before = scrape(url, time.monotonic())
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
                 shown = _next(shown, url)
                 live.update(view(shown, arguments.rows))
     except GatewayUnreachable as error:
-        print(f"loratorio: error: {error}", file=sys.stderr)
+        print(f"loratorio: error: {error}; say with --metrics where they are", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0

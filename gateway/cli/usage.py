@@ -16,6 +16,7 @@ from engine.transport import AddressInvalid
 from gateway.cli.billing import month
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.progress import StepBar, Tally
+from gateway.cli.scrape import page_of
 from gateway.cli.table import Row
 from gateway.counters import CounterCheck, Reading
 from gateway.errors import Conflict, GatewayUnreachable, NoEngine
@@ -206,10 +207,10 @@ def counters_of(desk: Desk, gateway: str | None) -> Reading | None:
 def counters_at(address: str) -> list[Purse]:
     """Raises GatewayUnreachable."""
     try:
-        answer = httpx2.get(f"http://{address}/counters", timeout=COUNTERS_TIMEOUT_S)
+        answer = httpx2.get(page_of(address, "/counters"), timeout=COUNTERS_TIMEOUT_S)
         answer.raise_for_status()
         return msgspec.json.decode(answer.content, type=list[Purse])
-    except (httpx2.HTTPError, msgspec.DecodeError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.DecodeError) as error:
         raise GatewayUnreachable(f"--gateway {address}: no counters there ({error})") from error
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from engine.metrics import EngineMetrics
 from engine.observer import Tier
 from engine.share_metrics import AdapterStanding, Standing, TenantStanding
-from gateway.cli.scrape import Between, Reading
+from gateway.cli.scrape import Between, Reading, page_of
 from gateway.cli.top import view
 from gateway.metrics import Metrics
 from gateway.metrics_names import Names
@@ -48,6 +48,17 @@ def test_rates_are_what_lies_between_two_readings(shown):
     assert shown.rate("loratorio_gateway_answers_total") == 10
     rates = shown.rates("loratorio_engine_tenant_prompt_tokens_total", "tenant", kind="all")
     assert rates == {TENANT: 200}
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["127.0.0.1:8001", "http://127.0.0.1:8001", "http://127.0.0.1:8001/metrics",
+     "http://127.0.0.1:8001/"],
+)  # fmt: skip
+def test_the_place_may_be_given_as_serve_prints_it(given: str):
+    assert page_of(given, "/metrics") == "http://127.0.0.1:8001/metrics"
+    assert page_of(given, "/counters") == "http://127.0.0.1:8001/counters"
+    assert page_of("https://gw:1/metrics", "/counters") == "https://gw:1/counters"
 
 
 def test_a_counter_that_fell_began_anew():
