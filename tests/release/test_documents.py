@@ -1,5 +1,7 @@
-"""Commands in documents are commands, with flags that exist, and links lead somewhere."""
+"""Commands in documents are commands, with flags that exist, settings are settings, and links lead
+somewhere."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ import pytest
 
 from engine.cli import Serve, parse
 from gateway.cli.main import HANDED_ON, build_parser
+from gateway.config import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -16,7 +19,10 @@ PAGES = sorted(
      *(ROOT / "docs").glob("*.md")]
 )  # fmt: skip
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SETTINGS = re.compile(r"^```json\n(\{.*?^\})\n```", re.MULTILINE | re.DOTALL)
+SECRET = re.compile(r'\{"file": "[^"]+"\}')
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 STARTS = ("loratorio ", "kubectl ", "python ")
 ENGINE = ("python", "-m", "engine", "serve")
 
@@ -54,6 +60,29 @@ def test_a_command_is_understood(page: str, words: list[str]):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path):
-    for target in LINK.findall(page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    for target, part in LINK.findall(page.read_text()):
+        if "://" in target:
+            continue
+        led = page.parent / target if target else page
+        assert led.exists(), target
+        assert not part or part in anchors(led), f"{target}#{part}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    plain = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(plain)
+    }
+
+
+def test_settings_of_a_gateway_are_settings():
+    """Also where a page shows only some."""
+    needed = {"data_dir": "d", "model_dir": "m", "served_model_name": "n", "engines": ["redis:"]}
+    found = [text for page in PAGES for text in SETTINGS.findall(page.read_text())]
+    gateways = [text for text in found if '"model_dir"' in text]
+    assert gateways
+    for text in gateways:
+        said = json.loads(SECRET.sub('"postgresql://u@h/d"', text))
+        Settings.from_json(json.dumps(needed | said).encode())
