@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import ROOT, Server
+from tests.services import postgres, redis_url
+
+__all__ = ["postgres", "redis_url"]
 
 BUILDER = ("engine/demo", "engine/quant")  # what decides the bytes of the demo model
 
