@@ -11,6 +11,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from time import monotonic
 from typing import Protocol
 from uuid import uuid4
@@ -23,6 +24,8 @@ RENEW_S = 15.0
 MOST_ANSWERS = 500  # of one project; the oldest go first
 MOST_ANSWER_BYTES = 256 << 10  # compressed
 MOST_BYTES = 64 << 20  # in a gateway's memory, of all projects
+ENTRY_BYTES = 1 << 10  # of that, what a key takes beside its answer
+SWEEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,31 @@ class _Entry:
 
     @property
     def size(self) -> int:
-        return len(self.answer.packed or b"") if self.answer else 0
+        return ENTRY_BYTES + (len(self.answer.packed or b"") if self.answer else 0)
+
+
+class _Shelf(OrderedDict[str, _Entry]):
+    """Of one project; longest ago first."""
+
+    size = 0
+
+    def put(self, name: str, entry: _Entry) -> None:
+        self[name] = entry
+        self.size += entry.size
+
+    def drop(self, name: str) -> int:
+        """Returns how many bytes it took."""
+        size = self.pop(name).size
+        self.size -= size
+        return size
+
+    def drop_first(self) -> int:
+        """The oldest with an answer; if there is none, the oldest."""
+        return self.drop(next((n for n, each in self.items() if each.answer), next(iter(self))))
+
+    def drop_old(self, late: float) -> int:
+        old = list(takewhile(lambda name: self[name].at <= late, self))
+        return sum(map(self.drop, old))
 
 
 class MemoryAnswers:
@@ -93,54 +120,62 @@ class MemoryAnswers:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._projects: dict[str, OrderedDict[str, _Entry]] = {}
-        self._bytes = 0
+        self._shelves: dict[str, _Shelf] = {}  # by project
+        self._size = 0
+
+    @property
+    def kept(self) -> int:
+        """Keys that are known."""
+        return sum(map(len, self._shelves.values()))
 
     async def claim(self, claim: Claim) -> Kept | None:
-        entries = self._projects.setdefault(claim.project, OrderedDict())
-        self._drop_old(entries)
-        if (entry := entries.get(claim.name)) is not None:
+        shelf = self._shelves.setdefault(claim.project, _Shelf())
+        self._size -= shelf.drop_old(self._clock() - KEEP_S)
+        if (entry := shelf.get(claim.name)) is not None:
             return found(entry.claim.request, claim, entry.answer)
-        entries[claim.name] = _Entry(claim, self._clock())
-        if len(entries) > MOST_ANSWERS:
-            self._drop_first(entries)
+        shelf.put(claim.name, _Entry(claim, self._clock()))
+        self._size += ENTRY_BYTES
+        if len(shelf) > MOST_ANSWERS:
+            self._size -= shelf.drop_first()
+        self._shrink()
         return None
 
     async def keep(self, claim: Claim, answer: Kept) -> None:
-        entry = self._mine(claim)
+        shelf, entry = self._mine(claim)
         if entry is not None:
-            entry.answer = answer
-            self._bytes += entry.size
-            while self._bytes > MOST_BYTES:
-                self._drop_first(max(self._projects.values(), key=_weight))
+            before, entry.answer = entry.size, answer
+            shelf.size += entry.size - before
+            self._size += entry.size - before
+            self._shrink()
 
     async def release(self, claim: Claim) -> None:
-        entry = self._mine(claim)
+        shelf, entry = self._mine(claim)
         if entry is not None and entry.answer is None:
-            del self._projects[claim.project][claim.name]
+            self._size -= shelf.drop(claim.name)
 
     async def run(self) -> None:
-        await asyncio.Event().wait()  # claims end with the process
+        """Claims end with the process; what projects that ask no more have is dropped in time."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
 
-    def _mine(self, claim: Claim) -> _Entry | None:
-        entries = self._projects.get(claim.project)
-        entry = entries.get(claim.name) if entries else None
-        return entry if entry is not None and entry.claim.owner == claim.owner else None
-
-    def _drop_old(self, entries: "OrderedDict[str, _Entry]") -> None:
+    def sweep(self) -> None:
         late = self._clock() - KEEP_S
-        while entries and next(iter(entries.values())).at <= late:
-            _, entry = entries.popitem(last=False)
-            self._bytes -= entry.size
+        self._size -= sum(shelf.drop_old(late) for shelf in self._shelves.values())
+        self._shelves = {name: shelf for name, shelf in self._shelves.items() if shelf}
 
-    def _drop_first(self, entries: "OrderedDict[str, _Entry]") -> None:
-        """The oldest with an answer; if there is none, the oldest."""
-        name = next((n for n, e in entries.items() if e.answer), next(iter(entries)))
-        self._bytes -= entries.pop(name).size
+    def _mine(self, claim: Claim) -> tuple[_Shelf, _Entry | None]:
+        shelf = self._shelves.get(claim.project, _Shelf())
+        entry = shelf.get(claim.name)
+        return shelf, entry if entry is not None and entry.claim.owner == claim.owner else None
 
-
-def _weight(entries: "OrderedDict[str, _Entry]") -> int:
-    return sum(entry.size for entry in entries.values())
+    def _shrink(self) -> None:
+        """Of whoever has most; more than must go, for all shelves are looked at."""
+        if self._size <= MOST_BYTES:
+            return
+        while self._size > MOST_BYTES - MOST_BYTES // 16:
+            largest = max(self._shelves.values(), key=lambda shelf: shelf.size)
+            self._size -= largest.drop_first()
 
 
 def found(request: str, claim: Claim, answer: Kept | None) -> Kept:

@@ -189,17 +189,34 @@ async def test_a_projects_answers_are_bounded_in_number(answers, monkeypatch):
 
 
 async def test_answers_in_memory_are_bounded_in_bytes_and_time(monkeypatch):
-    monkeypatch.setattr(kept, "MOST_BYTES", 400)
+    monkeypatch.setattr(kept, "MOST_BYTES", 8 * kept.ENTRY_BYTES)
     clock = FakeClock()
     shelf = MemoryAnswers(clock)
     claims = [claim_of("org", f"prj_{n % 2}", str(n).encode(), b"") for n in range(40)]
     for claim in claims:
         assert await shelf.claim(claim) is None
         await shelf.keep(claim, Kept.of("t", b"a"))
-        assert shelf._bytes <= 400
+        assert 0 < shelf.kept < 8
     assert await shelf.claim(claims[-1]) is not None
     clock.advance(kept.KEEP_S)
     assert await shelf.claim(claims[-1]) is None
+
+
+async def test_nothing_stays_in_memory_of_projects_that_ask_no_more():
+    clock = FakeClock()
+    shelf = MemoryAnswers(clock)
+    for number in range(50):
+        claim = claim_of("org", f"prj_{number}", b"k", b"")
+        assert await shelf.claim(claim) is None
+        if number % 2:
+            await shelf.keep(claim, Kept.of("t", b"a"))
+        else:
+            await shelf.release(claim)
+    shelf.sweep()
+    assert shelf.kept == len(shelf._shelves) == 25
+    clock.advance(kept.KEEP_S)
+    shelf.sweep()
+    assert shelf.kept == len(shelf._shelves) == shelf._size == 0
 
 
 async def test_without_redis_a_request_with_a_key_is_refused_and_others_are_served(tmp_path):
