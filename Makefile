@@ -59,8 +59,8 @@ test-soak: .venv/dev-ready ## kill gateway and engine 400 times under load and b
 test-chaos: .venv/dev-ready ## kill and hang gateways, engines, Redis and Postgres under load (ROUNDS, SEED)
 	ROUNDS=$(or $(ROUNDS),100) $(BIN)/python -m pytest tests/faults/test_chaos.py $(ARGS)
 
-soak-gateway: .venv/dev-ready ## send 100,000 requests of all kinds through a gateway: does its memory stay flat? (REQUESTS)
-	$(BIN)/python -m bench.gateway.soak --requests $(or $(REQUESTS),100000) $(ARGS)
+soak-gateway: .venv/dev-ready ## send 300,000 requests of all kinds through a gateway: does its memory stay flat? (REQUESTS)
+	$(BIN)/python -m bench.gateway.soak --requests $(or $(REQUESTS),300000) $(ARGS)
 
 fuzz: .venv/dev-ready ## send a million inputs to every parser of uploads (INPUTS, SEED)
 	$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1)

@@ -6,7 +6,7 @@ import pytest
 
 from bench.gateway.load import LoadFailed
 from bench.gateway.pump import Ask, Pump
-from bench.gateway.soak import Sample, slope
+from bench.gateway.soak import Sample, Slope, slope
 from bench.gateway.traffic import Tenant, Traffic
 from gateway.listener import Listener
 from tests.fakes.clock import until
@@ -71,10 +71,18 @@ def test_no_two_requests_are_alike_but_those_that_are_sent_again():
     assert {ask.sent for ask in again} < set(posted)
 
 
+def sloping(mib: float, *, noise: float = 0.0, each: int = 10_000) -> Slope:
+    return slope([Sample(n * each, 100 + n * each / 1e5 * mib + n % 2 * noise) for n in range(10)])
+
+
 def test_the_slope_is_of_the_growth_and_its_error_of_the_noise():
-    straight = slope([Sample(n * 10_000, 100 + n * 0.3) for n in range(10)])
-    assert straight.mib == pytest.approx(3.0)
-    assert straight.error == pytest.approx(0.0, abs=1e-6)
-    noisy = slope([Sample(n * 1000, 100 + n % 2) for n in range(10)])
+    assert sloping(3.0).mib == pytest.approx(3.0)
+    assert sloping(3.0).error == pytest.approx(0.0, abs=1e-6)
+    noisy = sloping(0.0, noise=1.0)
     assert abs(noisy.mib) < 2 * noisy.error
-    assert noisy.at_most > 1.0  # too few requests to say that nothing grows
+
+
+def test_growth_is_told_from_none_and_from_what_cannot_be_told():
+    assert sloping(0.5, noise=0.1).verdict == 0
+    assert sloping(1.5, noise=0.1).verdict == 1
+    assert sloping(0.5, noise=1.0, each=1_000).verdict == 2  # too few requests
