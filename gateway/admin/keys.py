@@ -1,6 +1,6 @@
-"""``…/api_keys``, ``…/service_accounts`` and ``/admin_api_keys``."""
+"""``…/api_keys`` and ``/admin_api_keys``."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -9,7 +9,13 @@ from gateway.admin import shapes
 from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of, role_in, text_of
 from gateway.admin.paths import ONE, ROOT
 from gateway.admin.shapes import Json, page
-from gateway.errors import InvalidRequest, ResourceNotFound
+from gateway.errors import (
+    Conflict,
+    InvalidRequest,
+    MissingParameter,
+    ResourceNotFound,
+    UnsupportedParameter,
+)
 from gateway.identity.models import ApiKey, Role, User
 from gateway.identity.rights import Right, require_grant, roles_of
 from gateway.identity.service import LONGEST_OVERLAP, IdentityService, KeyTerms
@@ -34,6 +40,24 @@ def add_keys(router: APIRouter, desk: AdminDesk) -> None:
             accounts = {row.id: row for row in await visit.rows.accounts(project_id)}
             return shapes.key(await _key(visit, project_id, key_id), accounts)
 
+    @router.post(ONE + "/api_keys/{key_id}", **desk.needs(Right.KEYS))
+    async def change_key(request: Request, project_id: str, key_id: str) -> Json:
+        body = await body_of(request)
+        async with desk.changing(request) as visit:
+            row = await _key(visit, project_id, key_id)
+            if body.get("scopes") is not None:
+                raise UnsupportedParameter("scopes cannot be changed here", param="scopes")
+            if (expires_at := _expiry(body, visit)) is None:
+                raise MissingParameter("give expires_in_seconds", param="expires_in_seconds")
+            if row.expires_at is not None and row.expires_at <= visit.now:
+                raise Conflict("this key has ended already", param="key")
+            row.expires_at = expires_at
+            await visit.note(
+                "api_key.updated", key_id, project_id, expires_at=shapes.seconds(expires_at)
+            )
+            accounts = {account.id: account for account in await visit.rows.accounts(project_id)}
+            return shapes.key(row, accounts)
+
     @router.delete(ONE + "/api_keys/{key_id}", **desk.needs(Right.KEYS))
     async def delete_key(request: Request, project_id: str, key_id: str) -> Json:
         async with desk.changing(request) as visit:
@@ -50,58 +74,6 @@ def add_keys(router: APIRouter, desk: AdminDesk) -> None:
             row, value = await _rotated(desk, visit, project_id, key_id, body)
             accounts = {account.id: account for account in await visit.rows.accounts(project_id)}
             return {**shapes.key(row, accounts), "value": value, "replaces": key_id}
-
-    @router.get(ONE + "/service_accounts", **desk.needs(Right.KEYS_READ))
-    async def list_accounts(
-        request: Request, project_id: str, after: str | None = None, limit: int = 20
-    ) -> Json:
-        async with desk.reading(request) as visit:
-            await visit.project(project_id)
-            rows = await visit.rows.accounts(project_id)
-            return page([shapes.account(row) for row in rows], after, limit)
-
-    @router.post(ONE + "/service_accounts", **desk.needs(Right.KEYS))
-    async def create_account(request: Request, project_id: str) -> Json:
-        body = await body_of(request)
-        async with desk.changing(request) as visit:
-            project = await visit.project(project_id)
-            if project.archived_at is not None:
-                raise InvalidRequest("this project is archived")
-            service = IdentityService(visit.session, visit.now)
-            account = service.create_account(project, text_of(body, "name"))
-            await visit.session.flush()
-            terms = _terms(body, visit)
-            key = service.issue(project, terms, peppers=desk.peppers, account=account)
-            await visit.session.flush()
-            await visit.note("service_account.created", account.id, project.id, name=account.name)
-            await visit.note("api_key.created", key.id, project.id)
-            return {
-                **shapes.account(account),
-                "api_key": {
-                    "id": key.id,
-                    "object": "organization.project.service_account.api_key",
-                    "name": terms.name,
-                    "value": key.text,
-                    "created_at": shapes.seconds(visit.now),
-                    "expires_at": shapes.seconds(terms.expires_at),
-                },
-            }
-
-    @router.delete(ONE + "/service_accounts/{account_id}", **desk.needs(Right.KEYS))
-    async def delete_account(request: Request, project_id: str, account_id: str) -> Json:
-        async with desk.changing(request) as visit:
-            for account in await visit.rows.accounts(project_id):
-                if account.id == account_id:
-                    break
-            else:
-                raise ResourceNotFound("no service account of this id")
-            account.deleted_at = visit.now
-            for key in await visit.rows.keys(project_id):
-                if key.service_account_id == account_id:
-                    key.revoked_at = visit.now
-            await visit.note("service_account.deleted", account_id, project_id)
-            kind = "organization.project.service_account.deleted"
-            return {"id": account_id, "deleted": True, "object": kind}
 
 
 def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
@@ -122,7 +94,7 @@ def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
         body = await body_of(request)
         async with desk.changing(request) as visit:
             service = IdentityService(visit.session, visit.now)
-            terms = _terms(body, visit)
+            terms = key_terms(body, visit)
             person, role = await _acting_as(body, visit)
             require_grant(visit.who, role)
             key = service.issue_admin_of(
@@ -211,9 +183,13 @@ async def _key(visit: Visit, project: str | None, key_id: str) -> ApiKey:
     raise ResourceNotFound("no key of this id")
 
 
-def _terms(body: Json, visit: Visit) -> KeyTerms:
+def key_terms(body: Json, visit: Visit) -> KeyTerms:
+    """Of a new key."""
+    return KeyTerms(name=text_of(body, "name"), expires_at=_expiry(body, visit))
+
+
+def _expiry(body: Json, visit: Visit) -> datetime | None:
     seconds = integer_of(body, "expires_in_seconds")
     if seconds is not None and not 0 < seconds < 10**10:
         raise InvalidRequest("expires_in_seconds must be positive", param="expires_in_seconds")
-    expires_at = visit.now + timedelta(seconds=seconds) if seconds else None
-    return KeyTerms(name=text_of(body, "name"), expires_at=expires_at)
+    return visit.now + timedelta(seconds=seconds) if seconds else None

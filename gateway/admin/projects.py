@@ -7,6 +7,7 @@ from gateway.admin import shapes
 from gateway.admin.desk import AdminDesk, body_of, text_of
 from gateway.admin.paths import ONE, ROOT
 from gateway.admin.shapes import Json, page
+from gateway.errors import InvalidRequest
 from gateway.identity.rights import Right
 from gateway.identity.service import IdentityService
 
@@ -34,6 +35,19 @@ def add_projects(router: APIRouter, desk: AdminDesk) -> None:
     async def retrieve_project(request: Request, project_id: str) -> Json:
         async with desk.reading(request) as visit:
             return shapes.project(await visit.project(project_id))
+
+    @router.post(ONE, **desk.needs(Right.PROJECTS))
+    async def change_project(request: Request, project_id: str) -> Json:
+        body = await body_of(request)
+        async with desk.changing(request) as visit:
+            row = await visit.project(project_id)
+            if row.archived_at is not None:
+                raise InvalidRequest("this project is archived")
+            before, name = row.name, text_of(body, "name")
+            if name != before:
+                await IdentityService(visit.session, visit.now).rename(row, name)
+                await visit.note("project.updated", row.id, row.id, name=name, before=before)
+            return shapes.project(row)
 
     @router.post(ONE + "/archive", **desk.needs(Right.PROJECTS))
     async def archive_project(request: Request, project_id: str) -> Json:

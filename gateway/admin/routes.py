@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter
 
+from gateway.admin.accounts import add_accounts
 from gateway.admin.alerts import add_alerts
 from gateway.admin.audit import add_audit
 from gateway.admin.credits import add_credits
@@ -20,6 +21,7 @@ def admin_router(desk: AdminDesk) -> APIRouter:
     router = APIRouter(tags=["administration"])
     add_projects(router, desk)
     add_keys(router, desk)
+    add_accounts(router, desk)
     add_admin_keys(router, desk)
     add_people(router, desk)
     add_members(router, desk)

@@ -68,10 +68,7 @@ class IdentityService:
 
     async def create_project_of(self, organisation: str, name: str) -> Project:
         """Of an organisation that is there, by its id. Raises Conflict."""
-        for project in await self._rows.projects(checked_name(name, param="tenant")):
-            if project.organisation_id == organisation:
-                owner = project.organisation.name
-                raise Conflict(f"tenant {owner}/{name} exists", param="tenant")
+        await self._require_free(organisation, name)
         project = Project(
             id=new_id("prj"),
             organisation_id=organisation,
@@ -81,6 +78,17 @@ class IdentityService:
         )
         self._rows.add(project)
         return project
+
+    async def rename(self, project: Project, name: str) -> None:
+        """Raises Conflict."""
+        await self._require_free(project.organisation_id, name)
+        project.name = name
+
+    async def _require_free(self, organisation: str, name: str) -> None:
+        for project in await self._rows.projects(checked_name(name, param="tenant")):
+            if project.organisation_id == organisation:
+                owner = project.organisation.name
+                raise Conflict(f"tenant {owner}/{name} exists", param="tenant")
 
     def create_account(self, project: Project, name: str) -> ServiceAccount:
         account = ServiceAccount(

@@ -55,6 +55,38 @@ async def test_projects_accounts_keys_limits_and_their_audit(clients):
         await globex.admin.organization.projects.retrieve(made.id)
 
 
+async def test_projects_accounts_and_keys_are_changed(clients):
+    (acme, _, _), live = clients
+    organization = acme.admin.organization
+    made = await organization.projects.create(name="shop")
+    assert (await organization.projects.update(made.id, name="store")).name == "store"
+    with pytest.raises(openai.ConflictError):
+        await organization.projects.update(made.id, name="web")
+    accounts = organization.projects.service_accounts
+    account = await accounts.create(made.id, name="bot")
+    changed = await accounts.update(account.id, project_id=made.id, name="robot", role="owner")
+    assert (changed.name, changed.role) == ("robot", "owner")
+    assert (await accounts.retrieve(account.id, project_id=made.id)).name == "robot"
+    second = await accounts.api_keys.create(account.id, project_id=made.id, name="second")
+    await live.refresh()
+    who = live.authenticate(second.value)
+    assert (who.project, who.project_name) == (made.id, "store")
+    keys = organization.projects.api_keys
+    kept = await keys.update(second.id, project_id=made.id, expires_in_seconds=60)
+    assert 0 < kept.expires_at - datetime.now(UTC).timestamp() <= 60
+    for wrong in ({}, {"scopes": ["api.all.read"]}, {"expires_in_seconds": 0}):
+        with pytest.raises(openai.BadRequestError):
+            await keys.update(second.id, project_id=made.id, **wrong)
+    assert (await accounts.delete(account.id, project_id=made.id)).deleted
+    await live.refresh()
+    with pytest.raises(Exception, match="Incorrect API key"):
+        live.authenticate(second.value)
+    events = [event.type async for event in organization.audit_logs.list()]
+    assert events == ["service_account.deleted", "api_key.updated", "api_key.created",
+                      "service_account.updated", "api_key.created", "service_account.created",
+                      "project.updated", "project.created"]  # fmt: skip
+
+
 async def test_admin_keys_are_made_shown_once_and_stopped(clients):
     (acme, _, _), live = clients
     keys = acme.admin.organization.admin_api_keys
