@@ -101,8 +101,17 @@ async def _as_invalid(request: Request, error: RequestValidationError) -> Respon
     """The first field at fault, as everywhere: 400 with its path."""
     first = error.errors()[0]
     path = ".".join(str(step) for step in first["loc"][1:])
-    told = InvalidRequest(f"{path or 'body'}: {first['msg']}"[:500], param=path[:200] or None)
+    problem = first["msg"] if path else _otherwise_sent(request) or first["msg"]
+    told = InvalidRequest(f"{path or 'body'}: {problem}"[:500], param=path[:200] or None)
     return JSONResponse(told.body(), status_code=told.status, headers=told.headers())
+
+
+def _otherwise_sent(request: Request) -> str:
+    """What is wrong with a body that is no JSON by its content type, as curl's -d sends it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json" or kind.endswith("+json"):
+        return ""
+    return f"send JSON with content-type application/json, not {kind[:100] or 'none'}"
 
 
 async def _as_fault(request: Request, error: Exception) -> Response:

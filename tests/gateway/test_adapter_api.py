@@ -128,6 +128,14 @@ async def test_an_alias_switches_shares_and_rolls_back(world, tmp_path):
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
 
 
+@pytest.mark.parametrize("sent", [{"data": {"{": "x"}}, {"content": '{"version": "a@1"}'}])
+async def test_a_body_that_is_not_sent_as_json_is_told_how_it_should_be(world, sent):
+    """As curl's -d sends it, and as who names no type."""
+    answer = await world.call("PUT", "/v1/adapters/aliases/prod", **sent)
+    assert answer.status_code == 400
+    assert "content-type application/json, not " in answer.json()["error"]["message"]
+
+
 async def test_every_change_of_an_adapter_is_in_the_audit_log(world, tmp_path, database):
     await world.push("support", adapter(tmp_path / "a"), alias="prod")
     await world.push("support", adapter(tmp_path / "b", 2))
