@@ -154,12 +154,14 @@ def _read_header(
     if padding > MAX_PADDING:
         raise AdapterInvalid([f"{file}: header padded with {padding} bytes"])
     try:
-        header = json.loads(raw, object_pairs_hook=unique_pairs)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:  # also UnicodeDecodeError
         raise AdapterInvalid([f"{file}: header is not valid JSON ({shown(str(error))})"]) from error
-    if not isinstance(header, dict):
+    if not isinstance(header, dict) or not raw.startswith(b"{"):
         raise AdapterInvalid([f"{file}: header is not a JSON object"])
-    header.pop("__metadata__", None)
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
+        raise AdapterInvalid([f"{file}: __metadata__ is not an object of strings"])
     return header, length
 
 

@@ -84,6 +84,11 @@ def test_reads_back_what_was_written(tmp_path):
         ),
         pytest.param(frame(header(a=ENTRY | {"x": 1}), b"\0" * 8), "entry needs", id="more_fields"),
         pytest.param(frame(header(a=7), b""), "entry needs", id="entry_is_a_number"),
+        pytest.param(frame(b" {}", b""), "not a JSON object", id="begins_with_a_space"),
+        pytest.param(frame(b"\xef\xbb\xbf{}", b""), "not valid JSON", id="byte_order_mark"),
+        pytest.param(frame("{}  ".encode("utf-16-le"), b""), "not valid JSON", id="utf16"),
+        pytest.param(frame(header(__metadata__={"a": 1}), b""), "object of strings", id="metadata"),
+        pytest.param(frame(header(__metadata__=[1]), b""), "object of strings", id="notes_in_list"),
     ],
 )
 def test_refuses_unsound_files(tmp_path, data, said):
