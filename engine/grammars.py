@@ -4,6 +4,7 @@ Masks of a pass are made together, over some threads of the library's own and wi
 interpreter's lock, so they cost the loop only what the pass itself does not hide. Torch-free.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -62,6 +63,8 @@ class LlGrammars:
         def read() -> LLTokenizer:
             text, ends = tokenizer.read_text("utf-8"), list(eos) or None
             found = LLTokenizer(text, eos_token=ends)
+            if found.vocab_size > vocab_size:  # a grammar must not wait for what is never drawn
+                found = LLTokenizer(within(text, vocab_size), eos_token=ends)
             if found.vocab_size < vocab_size:  # a head computes more than there are tokens
                 found = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
             return found
@@ -111,6 +114,21 @@ class LlGrammars:
                 if barred:
                     _bar(bits[row + place], barred)
         return Masks({turn.sequence: row for row, turn in placed}, bits)
+
+
+def within(tokenizer: str, vocab_size: int) -> str:
+    """A tokenizer.json without the tokens, and the merges to them, that a model does not have."""
+    found = json.loads(tokenizer)
+    found["added_tokens"] = [t for t in found["added_tokens"] if t["id"] < vocab_size]
+    model = found["model"]
+    if isinstance(model["vocab"], list):  # Unigram: by number
+        model["vocab"] = model["vocab"][:vocab_size]
+        return json.dumps(found)
+    known = {token: number for token, number in model["vocab"].items() if number < vocab_size}
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    model["merges"] = [pair for pair in merges if {*pair, "".join(pair)} <= known.keys()]
+    model["vocab"] = known
+    return json.dumps(found)
 
 
 def _inner(matcher: Matcher) -> LLMatcher:

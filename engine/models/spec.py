@@ -137,4 +137,5 @@ def _eos(config: Config, generation: Config) -> tuple[int, ...]:
         found += tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
     if wrong := [token for token in found if type(token) is not int]:
         raise CheckpointInvalid(f"eos_token_id={wrong[0]!r}; expected a token or a list of tokens")
-    return tuple(sorted({token for token in found if isinstance(token, int)}))
+    size = count(config, "vocab_size")  # a token beyond it is never drawn
+    return tuple(sorted({token for token in found if isinstance(token, int) and 0 <= token < size}))

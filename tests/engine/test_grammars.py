@@ -163,3 +163,24 @@ def test_a_tokenizer_that_cannot_be_read_is_said_so(tmp_path):
     broken = LlGrammars(tmp_path / "tokenizer.json", vocab_size=10, eos=[1], threads=1)
     with pytest.raises(GrammarInvalid, match="tokenizer"):
         broken.compile("start: /x/").result(WAIT_S)
+
+
+@pytest.mark.parametrize("written", ["as it is", "as strings"])
+def test_a_grammar_waits_for_no_token_that_the_model_does_not_have(path, tmp_path, written):
+    """A tokenizer may know more tokens than the model has rows."""
+    text = json.loads(path.read_text("utf-8"))
+    if written == "as strings":  # how merges were written for years
+        text["model"]["merges"] = [" ".join(merge) for merge in text["model"]["merges"]]
+    larger = tmp_path / "tokenizer.json"
+    larger.write_text(json.dumps(text), "utf-8")
+    tokenizer, known = Tokenizer.from_file(str(larger)), 270
+    word = " temperature"
+    assert max(tokenizer.encode(word).ids) >= known
+    grammars = LlGrammars(larger, vocab_size=known, eos=[tokenizer.token_to_id(EOS)], threads=1)
+    matcher = grammars.compile(LLMatcher.grammar_from_regex(word)).result(WAIT_S).fork()
+    taken: list[int] = []
+    while not matcher.complete:
+        (may,) = allowed(grammars, matcher)
+        taken.append(max(token for token in may if token < known))
+        matcher.take(taken[-1])
+    assert tokenizer.decode(taken) == word

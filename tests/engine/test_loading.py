@@ -191,6 +191,11 @@ def test_eos_tokens_are_those_of_both_configs():
     assert spec.eos_tokens == (2, 7)
 
 
+def test_an_end_token_beyond_the_vocabulary_is_none():
+    config = Shape(vocab=96).config | {"eos_token_id": [96, -1, 95]}
+    assert ModelSpec.read(config).eos_tokens == (95,)
+
+
 def opened(path):
     with pytest.raises(CheckpointInvalid) as caught:
         Checkpoint(path)
