@@ -160,14 +160,14 @@ def _packed(
 ) -> Tensor | None:
     """The tensor times ``scale``, or None if any element is not finite in ``dtype``."""
     data, wanted = file.read(tensor), STORED_AS[dtype]
-    if tensor.dtype == wanted and scale == 1.0:
-        bits = as_bits(data, wanted)
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = as_float32(data, tensor.dtype) * np.float32(scale)
-        if not np.isfinite(values).all():
-            return None
-        bits = as_dtype(values, wanted)
-    if not is_finite(bits, wanted):
+    bits = as_bits(data, tensor.dtype)
+    if not is_finite(bits, tensor.dtype):
         return None
+    if tensor.dtype != wanted or scale != 1.0:
+        values = as_float32(data, tensor.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values *= np.float32(scale)
+        bits = as_dtype(values, wanted)
+        if not is_finite(bits, wanted):
+            return None
     return torch.from_numpy(bits).view(dtype).view(tensor.shape)

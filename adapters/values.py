@@ -25,7 +25,12 @@ def as_dtype(values: Float32, dtype: str) -> Bits:
     """The bits of finite values in one of SERVED, rounded to nearest even; too large gives Inf."""
     if dtype == "BF16":
         bits = values.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        rounded = bits >> 16  # in place from here: memory for each step would cost more than it
+        rounded &= 1
+        rounded += 0x7FFF
+        rounded += bits
+        rounded >>= 16
+        return rounded.astype(np.uint16)
     if dtype == "F32":
         return values.view(np.uint32)
     with np.errstate(over="ignore"):
@@ -34,8 +39,8 @@ def as_dtype(values: Float32, dtype: str) -> Bits:
 
 def is_finite(bits: Bits, dtype: str) -> bool:
     """No element of one of SERVED is NaN or infinite."""
-    exponent = bits.dtype.type(_EXPONENT[dtype])
-    return not ((bits & exponent) == exponent).any()
+    magnitude = bits.dtype.type((1 << 8 * bits.itemsize - 1) - 1)
+    return int((bits & magnitude).max(initial=0)) < _EXPONENT[dtype]
 
 
 def largest(file: TensorFile, tensor: TensorInfo) -> float:
