@@ -32,6 +32,7 @@ class Compilers:
             [sys.executable, "-m", "engine.compiler", str(lanes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's interrupt is for this process
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
         self._numbers, self._open, self._lock = count(), dict[int, Future[None]](), Lock()
