@@ -1,7 +1,7 @@
 """The composition root: every object of a gateway is made here, opened and closed in one place."""
 
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -122,9 +122,9 @@ class Application:
         self._announcer: Redis | None = None
         self.metrics_page = MetricsPage(self._metrics, self._fleet)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         assert self._routes is not None, "opened() comes first"
-        await self._routes(scope, receive, send)
+        return self._routes(scope, receive, send)
 
     def stopping(self) -> None:
         """From here on /readyz says no, so that nobody is sent here any more."""

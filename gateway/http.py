@@ -36,7 +36,7 @@ JSON = b"application/json"
 
 
 class Asgi(Protocol):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
 
 def body_patience() -> Patience:
@@ -60,15 +60,17 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.peer: str = scope["client"][0] if scope.get("client") else ""  # address, or unknown
-        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            self._headers.setdefault(name, []).append(value)
         self._receive = receive
 
     def headers(self, name: bytes) -> list[bytes]:
         """Every value of a header, whose name is given in lower case."""
-        return [value for key, value in self._headers if key == name]
+        return self._headers.get(name, [])
 
     def header(self, name: bytes) -> bytes:
-        values = self.headers(name)
+        values = self._headers.get(name)
         return values[0].strip() if values else b""
 
     def require_method(self, *allowed: str) -> None:
@@ -118,6 +120,8 @@ class Request:
 
     def _require_plain_json(self) -> None:
         kind, *parameters = self.header(b"content-type").lower().split(b";")
+        if kind == JSON and not parameters and not self.headers(b"content-encoding"):
+            return
         charsets = {p.strip() for p in parameters if p.strip().startswith(b"charset=")}
         if kind.strip() not in (b"", JSON) or charsets - {b"charset=utf-8", b'charset="utf-8"'}:
             raise UnsupportedMediaType("Send the body as application/json in UTF-8.")

@@ -41,6 +41,7 @@ class Listener(uvicorn.Server):
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             application,
+            interface="asgi3",
             http=ClientConnection,
             ws="none",
             lifespan="off",

@@ -22,7 +22,7 @@ from gateway.catalog.bases import Bases, ServedBase
 from gateway.catalog.catalogue import AdapterEntry, AliasEntry, Catalogue, GrantEntry
 from gateway.catalog.models import Adapter
 from gateway.catalog.repository import CatalogRepository
-from gateway.catalog.target import Target
+from gateway.catalog.target import Subject, Target, nobody
 from gateway.db import Database, DatabaseUnavailable, read_epoch
 from gateway.errors import ModelNotFound, Unauthenticated
 from gateway.identity.directory import KeyDirectory, KeyEntry, tenant_of
@@ -139,7 +139,7 @@ class LiveSnapshot:
         """Whose a key is, by its id. Raises Unauthenticated where it is valid no more."""
         return self.current.keys.holder(key, self._clock())
 
-    def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
+    def resolve(self, principal: Principal, name: str, subject: Subject = nobody) -> Target:
         """Raises ModelNotFound: the same for another project's name and for no name at all."""
         target = self.current.catalogue.resolve(principal.project, name, subject)
         if principal.models is not None and target.name not in principal.models:

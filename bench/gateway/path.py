@@ -38,6 +38,23 @@ PAUSE_S = 0.7  # for the ledger, which reads the log twice a second
 WARM_UP_TRIES = 30
 
 
+class Taker(Client):
+    """A client that takes all that it is sent, at once."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = False
+
+    @property
+    def takes(self) -> bool:
+        return self.begun
+
+    def push(self, piece: bytes) -> None:
+        return
+
+
 @dataclass(frozen=True, slots=True)
 class Within:
     """One application and the requests it is asked."""
@@ -53,9 +70,10 @@ class Within:
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
         )
+        client = Taker()
         scope: Scope = {
             "type": "http", "method": "POST", "path": PATH, "headers": list(headers),
-            "client": ("127.0.0.1", 1), "extensions": {CLIENT: Client()},
+            "client": ("127.0.0.1", 1), "extensions": {CLIENT: client},
         }  # fmt: skip
         status = 0
 
@@ -64,7 +82,7 @@ class Within:
 
         async def send(message: Message) -> None:
             nonlocal status
-            status = message.get("status", status)
+            status, client.begun = message.get("status", status), True
 
         await self.application(scope, receive, send)
         if status != 200:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from engine.protocol import AdapterRef
 from gateway.catalog.bases import Bases
-from gateway.catalog.target import Target
+from gateway.catalog.target import Subject, Target, nobody
 from gateway.errors import BaseNotServed, ModelNotFound
 
 BASE_OWNER = "loratorio"
@@ -56,10 +56,10 @@ class _Meaning:
     canary: Target | None = None
     percent: int = 0
 
-    def for_subject(self, subject: str) -> Target:
+    def for_subject(self, subject: Subject) -> Target:
         """Raises BaseNotServed."""
         chosen = self.target
-        if self.canary is not None and _place(chosen.public_name, subject) < self.percent:
+        if self.canary is not None and _place(chosen.public_name, subject()) < self.percent:
             chosen = self.canary
         if not chosen.base_model:
             raise BaseNotServed(chosen.public_name)
@@ -105,7 +105,7 @@ class Catalogue:
             targets = [meanings[name].target for name in shown]
             self._listed[project] = [target for target in targets if target.base_model]
 
-    def resolve(self, project: str, name: str, subject: str = "") -> Target:
+    def resolve(self, project: str, name: str, subject: Subject = nobody) -> Target:
         """``subject``: who asks, for a canary's share. Raises ModelNotFound, BaseNotServed."""
         if (base := self.bases.get(name)) is not None:
             return base

@@ -1,8 +1,15 @@
 """What a public model name means today, for one project."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.protocol import AdapterRef
+
+Subject = Callable[[], str]  # who asks: asked only where it matters, for it takes a while to say
+
+
+def nobody() -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,23 +127,30 @@ class Router(Generic[C]):
 
     def choose(self, wish: Wish, *, tried: Collection[C] = ()) -> C | None:
         """None where every engine was tried or is not usable."""
-        if len(self._seats) <= SMALL:
+        alone = len(self._seats) == 1  # then no load decides anything
+        if not alone and len(self._seats) <= SMALL:
             self.refresh()
         keys: Sequence[int] = ()
         if len(wish.tokens) > self.page_tokens:
             keys = self._prefixes.keys(_salt(wish), wish.tokens, self.page_tokens)
         while True:
-            seat = self._seat(wish, keys, tried)
+            seat = self._only(tried) if alone else self._seat(wish, keys, tried)
             if seat is None or seat.member.usable:
                 break
             self.leave(seat.member)
         if seat is None:
             return None
+        if alone:
+            self._prefixes.note(keys, seat)
+            return seat.member
         # Others see what we see and choose alike: what they send meanwhile is told later.
         seat.load += seat.member.share * self.gateways
         self._changed.append(seat)
         self._prefixes.note(keys, seat)
         return seat.member
+
+    def _only(self, tried: Collection[C]) -> Seat[C] | None:
+        return next((seat for seat in self._seats if seat.member not in tried), None)
 
     def _seat(self, wish: Wish, keys: Sequence[int], tried: Collection[C]) -> Seat[C] | None:
         digest = wish.digest

@@ -224,6 +224,8 @@ class Answer:
 
     def counts(self) -> Counts:
         """The engine's numbers where it gave them, else what arrived from it."""
+        if (only := self._only) is not None and (told := only.usage) is not None:
+            return Counts(told.prompt_tokens, told.cached_tokens, only.completion_tokens)
         groups = self._by_prompt(self.choices)
         prompt = cached = 0
         for choices, tokens in zip(groups, self._order.prompts, strict=True):

@@ -109,10 +109,10 @@ class Call:
         await self._send_last(failure, written, counts)
 
     def _limiting(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
-        residents = self._do.residents
-        if residents is None:
+        residents, adapter = self._do.residents, self._order.target.adapter_id
+        if residents is None or adapter is None:
             return nullcontext()
-        return residents.limiting(self._order.target.adapter_id, limit)
+        return residents.limiting(adapter, limit)
 
     async def _begin(self) -> None:
         try:

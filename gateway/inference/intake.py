@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from msgspec import structs
 
 from engine.protocol import Image
-from gateway.catalog.target import Target
+from gateway.catalog.target import Subject, Target
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.fleet.crew import Crew
 from gateway.fleet.fleet import Fleet
@@ -32,7 +33,7 @@ MOST_SUBJECT = 2000  # characters
 
 
 class Names(Protocol):
-    def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
+    def resolve(self, principal: Principal, name: str, subject: Subject = ...) -> Target:
         """``subject``: who asks, for a canary's share. Raises ModelNotFound."""
         ...
 
@@ -67,7 +68,7 @@ class Intake:
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
         album = self._sight.album() if self._sight else None
         asked = read_chat(body, album)
-        target = self._names.resolve(principal, asked.options.model, subject_of(body))
+        target = self._names.resolve(principal, asked.options.model, partial(subject_of, body))
         crew = self._fleet.of(target.base_model)
         calling = self._calls.calling(asked.tools)
         structure = self._calls.structure(calling, asked.options.structure)
@@ -105,7 +106,7 @@ class Intake:
 
     async def completion(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_completion(body)
-        target = self._names.resolve(principal, asked.options.model, subject_of(body))
+        target = self._names.resolve(principal, asked.options.model, partial(subject_of, body))
         several = len(asked.prompts) > 1
         prompts: list[list[int]] = []
         echoes: list[str] = []
@@ -134,7 +135,7 @@ class Intake:
 
     async def embedding(self, body: Object, principal: Principal, request_id: str) -> Order:
         asked = read_embeddings(body)
-        target = self._names.resolve(principal, asked.options.model, subject_of(body))
+        target = self._names.resolve(principal, asked.options.model, partial(subject_of, body))
         crew = self._fleet.of(target.base_model)
         _require_dimensions(asked.embedding.dimensions, crew)
         several = len(asked.inputs) > 1
@@ -221,11 +222,13 @@ class Intake:
         return Tier.DEFAULT if asked is Tier.PRIORITY and not self._priority_tier else asked
 
     def _require_known(self, options: Options) -> None:
-        size = self._prompts.tokenizer.vocab_size
+        size, sampling = self._prompts.tokenizer.vocab_size, options.sampling
+        if not (sampling.logit_bias or options.stop_tokens or sampling.allowed):
+            return
         named = {
-            "logit_bias": (token for token, _ in options.sampling.logit_bias),
+            "logit_bias": (token for token, _ in sampling.logit_bias),
             "stop_token_ids": iter(options.stop_tokens),
-            "allowed_token_ids": iter(options.sampling.allowed),
+            "allowed_token_ids": iter(sampling.allowed),
         }
         for field, tokens in named.items():
             for token in tokens:

@@ -44,7 +44,7 @@ class Order:
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(prompt) for prompt in self.prompts)
+        return sum(map(len, self.prompts))
 
     @property
     def choices(self) -> int:

@@ -120,8 +120,8 @@ class Pipeline:
         await reply.json(orjson.dumps(await told(body, principal)))
 
     def _using(self, order: Order) -> AbstractContextManager[None]:
-        residents = self._do.residents
-        return residents.using(order.target.adapter_id) if residents else nullcontext()
+        residents, adapter = self._do.residents, order.target.adapter_id
+        return residents.using(adapter) if residents and adapter else nullcontext()
 
     async def _count(self, principal: Principal, reply: Reply) -> None:
         """A request without tokens. Raises RequestsLimited."""

@@ -52,6 +52,7 @@ class Prompts:
         self._image = _image_of(tokenizer, placeholder)
         own = () if self._image is None else (self._image,)
         self._control = _spellings(tokenizer.special.union(own))
+        self._begins = {word[0] for word in tokenizer.special.union(own) if len(word) > 1}
 
     @property
     def template(self) -> str | None:
@@ -137,8 +138,8 @@ class Prompts:
     def _disarmed(self, value: Any, marker: str) -> Any:
         """The same message with a marker inside every spelling of a control token."""
         if isinstance(value, str):
-            if self._control.search(value) is None:
-                return value
+            if not any(map(value.__contains__, self._begins)):
+                return value  # as most texts: where no spelling can begin none needs to be found
             return self._control.sub(lambda found: found[1] + marker, value)
         if isinstance(value, Mapping):
             return {self._disarmed(k, marker): self._disarmed(v, marker) for k, v in value.items()}

@@ -172,14 +172,14 @@ class Routes:
             **reply.facts,
         )
 
-    async def _chats(self, request: Request, reply: Reply) -> None:
-        await self._pipeline.serve(request, reply, self._chat)
+    def _chats(self, request: Request, reply: Reply) -> Awaitable[None]:
+        return self._pipeline.serve(request, reply, self._chat)
 
-    async def _completions(self, request: Request, reply: Reply) -> None:
-        await self._pipeline.serve(request, reply, self._completion)
+    def _completions(self, request: Request, reply: Reply) -> Awaitable[None]:
+        return self._pipeline.serve(request, reply, self._completion)
 
-    async def _embeddings(self, request: Request, reply: Reply) -> None:
-        await self._pipeline.serve(request, reply, self._embedding)
+    def _embeddings(self, request: Request, reply: Reply) -> Awaitable[None]:
+        return self._pipeline.serve(request, reply, self._embedding)
 
     async def _respond(self, request: Request, reply: Reply) -> None:
         assert self._responses is not None, "there is no such route without it"

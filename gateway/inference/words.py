@@ -47,7 +47,7 @@ class Words:
         if len(pieces) < FEWEST:
             return None
         known = self._known
-        found = [known.get(piece) for piece in pieces]
+        found = list(map(known.get, pieces))
         found[0] = None  # no space before it
         missing = [place for place, tokens in enumerate(found) if tokens is None]
         if len(missing) * 4 > len(pieces):

@@ -29,7 +29,7 @@ async def labs(served):
 
 
 def target(served, project, name, subject=""):
-    return served.snapshot.current.catalogue.resolve(project, name, subject).adapter.digest
+    return served.snapshot.current.catalogue.resolve(project, name, lambda: subject).adapter.digest
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])

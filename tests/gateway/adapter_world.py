@@ -62,7 +62,7 @@ class World:
     async def meaning(self, name: str, who: str = "acme", subject: str = "") -> str | None:
         await self.live.refresh()
         principal = self.live.authenticate(self.keys[who])
-        target = self.live.resolve(principal, name, subject)
+        target = self.live.resolve(principal, name, lambda: subject)
         return target.adapter.digest if target.adapter else None
 
     @property

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from engine.protocol import AdapterRef, BaseInfo, Role, Submit
 from engine.seeing import Seeing
 from gateway.adapter_api.residents import Residents
-from gateway.catalog.target import Target
+from gateway.catalog.target import Subject, Target, nobody
 from gateway.cors import with_cors
 from gateway.db import Database
 from gateway.errors import ModelNotFound, Unauthenticated, UsageLogUnavailable
@@ -123,7 +123,7 @@ class FakeSnapshot:
             return self.keys[self.open_tenant]
         raise Unauthenticated
 
-    def resolve(self, principal: Principal, name: str, subject: str = "") -> Target:
+    def resolve(self, principal: Principal, name: str, subject: Subject = nobody) -> Target:
         if name == BASE:
             return Target(public_name=name, base_model=BASE, created=1, owner="loratorio")
         adapter = self.adapters.get((principal.project, name))
