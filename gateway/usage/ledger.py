@@ -16,6 +16,7 @@ for it is still held.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date
@@ -25,7 +26,7 @@ from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict
 from gateway.usage.event import Event, event_of, time_of
 from gateway.usage.log import Entry, Position, UsageLog
-from gateway.usage.pace import paces_of
+from gateway.usage.pace import Place, paces_of
 from gateway.usage.pace_repository import PaceRepository
 from gateway.usage.pricing import PriceBook
 from gateway.usage.record import Finished, Outcome, Started
@@ -229,7 +230,7 @@ class Ledger:
             if await rows.add_events(events, self._log.id, batch) < len(events):
                 mine = await rows.of_batch(self._log.id, batch)  # others were there already
                 fresh = [pair for pair in ended if pair[0].request in mine]
-            await PaceRepository(session).add(paces_of(fresh))
+            await PaceRepository(session).add(await _paces(fresh))
             lost = set(unmatched) - await rows.known(unmatched) if unmatched else set()
         self._open, self._cursor = still_open, cursor
         self._notice(events, lost)
@@ -271,6 +272,15 @@ class Ledger:
         self.unpriced += len(unpriced)
         for request in sorted(lost):
             log.error("usage of %s has an end and no beginning: the log was damaged", request)
+
+
+async def _paces(ended: Sequence[tuple[Started, Finished]]) -> Counter[Place]:
+    """Requests wait no longer than for some of it."""
+    found: Counter[Place] = Counter()
+    for first in range(0, len(ended), AT_ONCE):
+        found.update(paces_of(ended[first : first + AT_ONCE]))
+        await asyncio.sleep(0)
+    return found
 
 
 def _closing(started: Started, counts: Counts | None) -> Finished:
