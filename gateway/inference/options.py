@@ -4,6 +4,7 @@ Whom a request is for (``safety_identifier``, else ``user``) and its ``metadata`
 about the answer: limits and usage go by them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +30,14 @@ class Options:
     model: str
     sampling: Sampling
     max_tokens: int | None
-    n: int
-    candidates: int  # choices generated per prompt, of which the likeliest n are the answer
-    stop: tuple[str, ...]
-    shows_stop: bool  # the stop string, or a stop token's text, is part of the answer
-    shows_special: bool  # control tokens are part of the text, by their names
-    shows_ids: bool  # log-probabilities name tokens by number
-    last_tokens: int | None  # of a prompt, which alone are kept; -1: as many as there is room for
-    stop_tokens: tuple[int, ...]
+    n: int = 1
+    candidates: int = 1  # choices generated per prompt, of which the likeliest n are the answer
+    stop: tuple[str, ...] = ()
+    shows_stop: bool = False  # the stop string, or a stop token's text, is part of the answer
+    shows_special: bool = False  # control tokens are part of the text, by their names
+    shows_ids: bool = False  # log-probabilities name tokens by number
+    last_tokens: int | None = None  # of a prompt, which alone are kept; -1: as many as fit
+    stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool
     logprobs: int | None  # alternatives per token; None: none wanted
     stream: bool
@@ -63,8 +64,9 @@ def read_options(
 
     ``chooses``: whether the endpoint knows ``best_of``. Raises InvalidRequest.
     """
-    n = fields.integer("n", 1, MOST_CHOICES) or 1
     stream = fields.flag("stream")
+    asked = fields.has_any(_SELDOM)
+    seldom = _seldom(fields, chooses=chooses, stream=stream) if asked else {}
     include_usage, ignored = _stream_options(fields, stream)
     sampling = read_sampling(fields)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
@@ -73,27 +75,42 @@ def read_options(
         model=model,
         sampling=sampling,
         max_tokens=max_tokens,
-        n=n,
-        candidates=_candidates(fields, n, stream) if chooses else n,
-        stop=_stop(fields),
-        shows_stop=fields.flag("include_stop_str_in_output"),
-        shows_special=not fields.flag("skip_special_tokens", default=True),
-        shows_tokens=fields.flag("return_token_ids"),
-        shows_ids=fields.flag("return_tokens_as_token_ids"),
-        last_tokens=read_last_tokens(fields),
-        stop_tokens=fields.token_ids("stop_token_ids", MOST_STOP_TOKENS),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
         stream=stream,
         include_usage=include_usage,
         structure=read_structure(fields),
-        bad_words=read_bad_words(fields),
-        prompt_logprobs=_prompt_logprobs(fields, stream),
-        tier=_tier(fields),
-        customer=_customer(fields),
-        tags=_tags(fields),
         ignored=(*_left(fields), *ignored),
+        **seldom,
     )
+
+
+# Looked for one by one only where some of them is there.
+_SELDOM = frozenset({
+    "n", "best_of", "stop", "include_stop_str_in_output", "skip_special_tokens",
+    "return_token_ids", "return_tokens_as_token_ids", "truncate_prompt_tokens", "stop_token_ids",
+    "bad_words", "prompt_logprobs", "service_tier", "user", "safety_identifier", "metadata",
+})  # fmt: skip
+
+
+def _seldom(fields: Fields, *, chooses: bool, stream: bool) -> Mapping[str, Any]:
+    n = fields.integer("n", 1, MOST_CHOICES) or 1
+    return {
+        "n": n,
+        "candidates": _candidates(fields, n, stream) if chooses else n,
+        "stop": _stop(fields),
+        "shows_stop": fields.flag("include_stop_str_in_output"),
+        "shows_special": not fields.flag("skip_special_tokens", default=True),
+        "shows_tokens": fields.flag("return_token_ids"),
+        "shows_ids": fields.flag("return_tokens_as_token_ids"),
+        "last_tokens": read_last_tokens(fields),
+        "stop_tokens": fields.token_ids("stop_token_ids", MOST_STOP_TOKENS),
+        "bad_words": read_bad_words(fields),
+        "prompt_logprobs": _prompt_logprobs(fields, stream),
+        "tier": _tier(fields),
+        "customer": _customer(fields),
+        "tags": _tags(fields),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
