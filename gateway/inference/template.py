@@ -26,6 +26,7 @@ from gateway.inference.tokenizer import TokenizerInvalid, read_config
 
 RENDER_SECONDS = 2.0  # of computing
 MOST_RENDERED = 16 << 20  # characters
+_OF_DICT = frozenset(dir(dict))  # what a template means first: a message may not stand in its way
 
 
 # What a template, or a filter that it calls, raises for messages that it cannot show.
@@ -161,8 +162,17 @@ def _pace_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironment
         loop.body.insert(0, turn)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Asks a plain dictionary for ``message.role`` without an exception on the way."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICT:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(  # prompts are not HTML: nothing is escaped
+    environment = _Sandbox(  # prompts are not HTML: nothing is escaped
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

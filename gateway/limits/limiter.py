@@ -104,9 +104,11 @@ class RateLimiter:
         rules, asks = list[Rule](), list[Ask]()
         slots, purses, expiring = list[str](), list[tuple[Rule, Ask]](), False
         over: int | None = None  # more than fits at all
+        costs = _costs(tokens, demand)
         for rule in book.of(principal, use):
-            if (ask := _wanted(rule, tokens, demand, now)) is None:
+            if (wanted := costs.get(rule.unit)) is None:
                 continue
+            ask = rule.ask(wanted[0], now, least=wanted[1])
             if ask.kind is Kind.MONEY:
                 purses.append((rule, ask))
                 expiring = expiring or rule.is_expiring(now)
@@ -359,20 +361,17 @@ def lease_name(organisation: str, request: str) -> str:
     return names.key(organisation, "lease", request)
 
 
-def _wanted(rule: Rule, tokens: int, demand: Demand | None, now: datetime) -> Ask | None:
-    """None: this request takes nothing of it."""
-    if rule.unit is Unit.REQUESTS:
-        return rule.ask(1, now)
-    if rule.unit is Unit.TOKENS:
-        return rule.ask(tokens, now)
+def _costs(tokens: int, demand: Demand | None) -> dict[Unit, tuple[int, int]]:
+    """Of one request, by what is counted: what it takes, and the least that will do. What is not
+    here it takes nothing of."""
+    costs = {Unit.REQUESTS: (1, 0), Unit.TOKENS: (tokens, 0)}
     if demand is None:
-        return None
-    if rule.unit is Unit.CONCURRENCY:
-        return rule.ask(1, now)
-    if demand.price is None:
-        return rule.ask(1, now, least=1)
-    if demand.price.is_free:  # there is nothing that a budget could save
-        return None
-    cost = demand.price.worst(demand.prompt, demand.block + demand.slack)
-    least = demand.price.worst(demand.prompt, 1 + demand.slack)
-    return rule.ask(max(1, cost), now, least=max(1, least))
+        return costs
+    costs[Unit.CONCURRENCY] = (1, 0)
+    if (price := demand.price) is None:
+        costs[Unit.MONEY] = (1, 1)
+    elif not price.is_free:  # else there is nothing that a budget could save
+        cost = price.worst(demand.prompt, demand.block + demand.slack)
+        least = price.worst(demand.prompt, 1 + demand.slack)
+        costs[Unit.MONEY] = (max(1, cost), max(1, least))
+    return costs
