@@ -17,7 +17,7 @@ a whole. A piece of a stream takes a short way to the socket.
 import asyncio
 import re
 from collections.abc import Callable, MutableMapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import (
@@ -35,6 +35,17 @@ CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 CLIENT = "loratorio.client"  # the extension's name in an ASGI scope
 
 
+class Pieces(Protocol):
+    """An answer as a stream, sent without a task that waits."""
+
+    @property
+    def takes(self) -> bool:
+        """Its head is sent, and more can go out at once."""
+
+    def push(self, piece: bytes) -> None:
+        """While it ``takes``."""
+
+
 class Client:
     """At the other end of one connection. One at a time asks to be told when it leaves."""
 
@@ -42,18 +53,8 @@ class Client:
 
     def __init__(self) -> None:
         self.gone = False
-        self.exchange: Exchange | None = None  # that is under way, or was the last
+        self.exchange: Pieces | None = None  # that is under way, or was the last
         self._tell: Callable[[], None] | None = None
-
-    @property
-    def takes(self) -> bool:
-        """It has been sent the head of an answer, and more can go out without waiting."""
-        return self.exchange is not None and self.exchange.takes
-
-    def push(self, piece: bytes) -> None:
-        """A piece of a stream, while it ``takes``."""
-        assert self.exchange is not None, "ask first"
-        self.exchange.push(piece)
 
     def watch(self, tell: Callable[[], None]) -> None:
         """It is called once, at once where the client is gone already."""

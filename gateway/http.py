@@ -261,14 +261,17 @@ class Reply:
     @property
     def takes(self) -> bool:
         """What is written now goes out without waiting: ``push`` it."""
-        return self._client is not None and self._client.takes
+        client = self._client
+        return client is not None and (known := client.exchange) is not None and known.takes
 
     def push(self, frames: bytes) -> None:
         """As ``write``, while it ``takes``."""
         assert self._client is not None, "ask first"
+        known = self._client.exchange
+        assert known is not None, "ask first"
         if self.tape is not None:
             self.tape.add(frames)
-        self._client.push(frames)
+        known.push(frames)
 
     async def end(self, frames: bytes) -> None:
         if self.tape is not None:

@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from typing import Protocol
 
 from msgspec import structs
 
+from engine.client import Ear, RequestRefused, Stream
 from engine.client import EngineLost as ConnectionDied
-from engine.client import RequestRefused, Stream
 from engine.protocol import Output, RefusalCode, Submit
 from gateway.errors import (
     AdapterFailed,
@@ -37,16 +36,6 @@ CANCEL_SECONDS = 2.0  # the longest wait for an engine's last count
 ELSEWHERE = frozenset({RefusalCode.QUEUE_FULL, RefusalCode.DRAINING})  # worth another engine
 
 
-class Ear(Protocol):
-    """Hears outputs of one choice as they come, but the first and the last, in their turn."""
-
-    @property
-    def ready(self) -> bool:
-        """To hear one now."""
-
-    def hear(self, output: Output) -> None: ...
-
-
 class Generation:
     """Belongs to one request. Iterate ``batches`` once, then ``close``."""
 
@@ -67,7 +56,7 @@ class Generation:
         self._submits = submits
         self._purse = purse
         self._streams: dict[int, Stream] = {}
-        self.ear: Ear | None = None  # of a plain answer: hears what need not go by ``batches``
+        self.ear: Ear | None = None  # of the only choice: hears what need not go by ``batches``
         self.engine = self.boot = ""  # that took the first prompt
 
     def batches(self) -> AsyncGenerator[Batch, None]:
@@ -77,6 +66,9 @@ class Generation:
 
     async def close(self) -> list[Batch]:
         """Stop what still runs and return what arrived meanwhile, final counts included."""
+        self.ear = None  # it refers to us, and would keep us until the collector looks
+        for stream in self._streams.values():
+            stream.ear = None
         left = [stream for stream in self._streams.values() if not stream.finished]
         await asyncio.gather(*(_stop(stream) for stream in left))
         return [(position, stream.take()) for position, stream in self._streams.items()]
@@ -98,7 +90,7 @@ class Generation:
                         heard = True
                         yield position, outputs
                         stream.quiet = self._whole and self._is_paid(position)
-                        stream.ear = self._hear if self.ear is not None else None
+                        stream.ear = self.ear
                         if submit.n > 1:
                             self._drop(stream, position)
                         if (
@@ -120,14 +112,9 @@ class Generation:
                     raise failure from died
                 submit = _again(self._submits[position], lost, time.monotonic() - began)
 
-    def _hear(self, output: Output) -> bool:
-        """Of the only prompt. False: it is one for ``batches``."""
-        if self.ear is None or not self.ear.ready:
-            return False
-        if self._purse is not None and not self._purse.counts(0, output):
-            return False
-        self.ear.hear(output)
-        return True
+    def is_paid(self, output: Output) -> bool:
+        """By the only prompt, which needs no more for now: it is counted. Else nothing is."""
+        return self._purse is None or self._purse.counts(0, output)
 
     def _is_paid(self, position: int) -> bool:
         """Whatever it may come to; else somebody must see in time that it needs more."""

@@ -93,20 +93,28 @@ class Events:
 
 class Straight:
     """The short way of a plain answer's tokens, from the engine to the socket: no task wakes for
-    each of them. An ``Ear``."""
+    each of them."""
 
-    __slots__ = ("_answer", "_events", "_heard", "_text")
+    def __init__(
+        self,
+        generation: Generation,
+        answer: Answer,
+        frames: Frames,
+        *,
+        events: Events,
+        heard: Heard,
+    ) -> None:
+        self._is_paid, self._gain, self._text = generation.is_paid, answer.gain, frames.text
+        self._events, self._heard = events, heard
 
-    def __init__(self, answer: Answer, frames: Frames, events: Events, heard: Heard) -> None:
-        self._answer, self._text, self._events, self._heard = answer, frames.text, events, heard
-
-    @property
-    def ready(self) -> bool:
-        return self._events.ready
-
-    def hear(self, output: Output) -> None:
+    def hear(self, output: Output) -> bool:
+        """False: it is one for ``Generation.batches``."""
+        events = self._events
+        if not events.ready or not self._is_paid(output):
+            return False
         self._heard(1)
-        self._events.push(self._text(self._answer.gain(output.tokens)))
+        events.push(self._text(self._gain(output.tokens)))
+        return True
 
 
 async def stream(
@@ -123,7 +131,7 @@ async def stream(
         Events(reply, frames.opening()) as events,
     ):
         if answer.plain:
-            generation.ear = Straight(answer, frames, events, heard)
+            generation.ear = Straight(generation, answer, frames, events=events, heard=heard).hear
         async for position, outputs in batches:
             heard(len(outputs))
             # Tokens that were ready together are one write.
