@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from uuid import uuid4
 
 import openai
@@ -65,6 +66,16 @@ async def test_the_same_key_with_another_request_is_refused(answers, tmp_path):
             assert got.error["code"] == "idempotency_key_reused"
             assert got.error["param"] == "Idempotency-Key"
         assert len(server.engine.submitted) == 1
+
+
+async def test_a_key_for_some_models_gets_its_own_answers_alone(answers, tmp_path):
+    async with serving(tmp_path, answers=answers) as server:
+        narrow = replace(server.snapshot.keys[KEY], key="key_narrow", models=(BASE,))
+        server.snapshot.keys["sk-narrow"] = narrow
+        for key, replayed in ((KEY, None), ("sk-narrow", None), ("sk-narrow", "true")):
+            got = await ask(server.port, named(HELLO, "k", key=key))
+            assert (got.status, got.headers.get("idempotent-replayed")) == (200, replayed)
+        assert len(server.engine.submitted) == 2
 
 
 async def test_a_key_belongs_to_its_project(answers, tmp_path):
