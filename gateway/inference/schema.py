@@ -32,6 +32,8 @@ _SINGLE = (
     "propertyNames", "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 _BEYOND_AUTOMATA = re.compile(r"\(\?<?[=!]|\\[1-9]")  # looking around, and back
+_TIMES = ("time", "date-time")
+_SECONDS = r":[0-5]\d(\.\d+)?([zZ]|[+-]\d\d:\d\d)$"  # no 60th: hardly a parser takes one
 _SAYS_NOTHING = {"uniqueItems": False, "minItems": 0, "minLength": 0, "minProperties": 0}
 
 
@@ -101,6 +103,8 @@ class _Cleaner:
         for key in self._left_out(clean):
             del clean[key]
             self.ignored.append(f"{path}.{key}")
+        if clean.get("format") in _TIMES:
+            clean.setdefault("pattern", _SECONDS)
         for key in _NAMED:
             if isinstance(named := clean.get(key), dict):
                 clean[key] = {

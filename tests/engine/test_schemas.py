@@ -4,11 +4,13 @@ import json
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from bench.masks import RandomModel, accepted, p95
 from bench.schemas import all_schemas
 from engine.grammars import LlGrammars
+from gateway.inference.schema import JsonSchema
 from gateway.inference.tokenizer import Tokenizer as Vocabulary
 from tests.engine.vocabulary import EOS, write_tokenizer
 
@@ -46,3 +48,19 @@ def test_every_finished_answer_is_valid(schemas, tmp_path):
         kind = jsonschema.validators.validator_for(schemas[name], jsonschema.Draft202012Validator)
         kind(schemas[name], format_checker=kind.FORMAT_CHECKER).validate(value)
     assert p95(model.timings.compiling) < 0.5  # seconds; some milliseconds on a quiet machine
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"), [("time", "06:20:{}Z"), ("date-time", "2026-11-30T06:20:{}.5+01:00")]
+)
+def test_times_have_no_sixtieth_second_which_hardly_a_parser_takes(tmp_path, shape, text):
+    path = write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(path))
+    size = tokenizer.get_vocab_size()
+    grammars = LlGrammars(path, vocab_size=size, eos=[tokenizer.token_to_id(EOS)], threads=1)
+    schema = JsonSchema.read({"type": "string", "format": shape}, "schema")
+    grammar = LLMatcher.grammar_from_json_schema(schema.text(lenient=False))
+    matcher = grammars.compile(grammar).result()
+    for second, fits in ((59, True), (60, False)):
+        tokens = tokenizer.encode(json.dumps(text.format(second))).ids
+        assert (matcher.fork().fitting(tokens) == len(tokens)) is fits
