@@ -45,6 +45,7 @@ from gateway.errors import Conflict, InvalidRequest
 
 BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
 SWITCHING_S = 0.01
+JOURNAL_BYTES = 32 << 20  # of SQLite's write-ahead log, once it was copied into the database
 CONNECT_TIMEOUT_S = 10.0
 COMMAND_TIMEOUT_S = 20.0  # the longest wait for one answer of Postgres
 EPOCH_ROW = 1
@@ -291,6 +292,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     for pragma in (
         "synchronous = FULL",  # a settled usage log is deleted: the commit must be on disk
         "foreign_keys = ON",
+        f"journal_size_limit = {JOURNAL_BYTES}",  # what a long reader made of it is given back
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -95,6 +95,7 @@ class DegradingStore:
 
     async def renew(self, leases: Sequence[tuple[str, Sequence[str]]]) -> None:
         await self._local.renew(leases)
+        self._local.sweep()  # nobody takes from it while the shared one answers
         await self._ask(self._shared.renew(leases))
 
     async def overdue(self, key: str) -> list[str]:

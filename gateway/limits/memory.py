@@ -76,7 +76,9 @@ class MemoryStore:
 
     async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict:
         now = self._clock_ms()
-        self._sweep(now)
+        self._takes += 1
+        if self._takes % SWEEP_EVERY == 0:
+            self.sweep()
         unseeded = [i for i, a in enumerate(asks) if a.kind is Kind.MONEY and self._is_unseeded(a)]
         if unseeded:
             return Verdict(0, 0, [], [], unseeded=unseeded)
@@ -269,10 +271,9 @@ class MemoryStore:
     def _bucket(self, ask: Ask, now: int) -> Bucket:
         return self._buckets.get(ask.key, Bucket()).at(now, ask.limit)
 
-    def _sweep(self, now: int) -> None:
-        self._takes += 1
-        if self._takes % SWEEP_EVERY:
-            return
+    def sweep(self) -> None:
+        """What is over takes no memory."""
+        now = self._clock_ms()
         full, late = now - FULL_MS, self._wall_ms() - LATE_MS
         self._buckets = {name: b for name, b in self._buckets.items() if b.at_ms > full}
         self._counts = {name: c for name, c in self._counts.items() if c.ends_ms > late}

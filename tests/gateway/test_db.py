@@ -171,6 +171,7 @@ async def test_sqlite_keeps_a_write_ahead_log(tmp_path):
     async with database.reading() as session:
         assert (await session.execute(text("PRAGMA journal_mode"))).scalar_one() == "wal"
         assert (await session.execute(text("PRAGMA foreign_keys"))).scalar_one() == 1
+        assert (await session.execute(text("PRAGMA journal_size_limit"))).scalar_one() == 32 << 20
         assert (await session.execute(text("PRAGMA busy_timeout"))).scalar_one() == 10_000
     await database.close()
 

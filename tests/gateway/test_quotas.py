@@ -30,6 +30,7 @@ from gateway.limits.redis_store import RedisStore
 from gateway.limits.rules import Allowance, Rates, RuleBook, Use
 from gateway.limits.store import SLOT_MS
 from gateway.redis import connect
+from tests.fakes.clock import FakeClock
 from tests.gateway.quotas import Now, book, demand, limiter_of, monthly, somebody
 
 
@@ -346,6 +347,25 @@ async def test_a_settlement_that_the_store_missed_is_made_up_for(who):
     await limiter.renew()
     levels = await limiter.levels([lease.purses[0][0]])
     assert (levels.levels, levels.held) == ([44], [0])
+
+
+async def test_what_was_counted_here_while_the_store_was_away_is_forgotten(who):
+    class Away(MemoryStore):
+        async def take(self, asks, lease):
+            raise ConnectionError("gone")
+
+    clock = FakeClock()
+    store = DegradingStore(Away(), deadline_s=0.1, clock=clock)
+    limiter = limiter_of(store, book({("project", who.project): Rates(requests_per_minute=40)}))
+    for number in range(10):
+        await limiter.reserve(who, f"req_{number}", 1)
+    held = store._local
+    assert (len(held._buckets), len(held._leases)) == (1, 10)
+    for number in range(10):
+        await limiter.settle(limiter._open[f"req_{number}"], 1)
+    clock.advance(3600)
+    await limiter.renew()
+    assert (held._buckets, held._leases) == ({}, {})
 
 
 def test_a_plan_fills_what_an_organisation_has_not_and_anyone_stands_for_customers():
