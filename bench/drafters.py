@@ -2,8 +2,9 @@
 
     python -m bench.drafters --model DIR --speculators DIR [--tokens 64] [--drafts 3]
 
-One stream of greedy answers to those prompts of ``tests/e2e/json_prompts.txt`` that no lesson has,
-so that no drafter has learned from them, and to requests for a passage of
+One stream of greedy answers to those prompts of ``tests/e2e/json_prompts.txt`` that neither a
+lesson nor ``said.json`` of the speculators has, so that no drafter has learned from them, and to
+requests for a passage of
 ``engine/demo/text/evaluation.txt`` word for word. No scheduler: every pass after the prompt's
 verifies drafts, whether they pay or not. Counts alone, no times, so it does not matter what else
 the machine does. Answers are those without drafts, except where the two best tokens all but tie and
@@ -28,6 +29,7 @@ from engine.config import Device, EngineConfig
 from engine.demo.corpus import question
 from engine.demo.lessons import exchanges
 from engine.demo.recipes import RECIPES
+from engine.demo.speculators import SAID, bare
 from engine.protocol import Sampling
 from engine.speculation.proposer import Ask
 from engine.speculation.settings import Method, SpeculationSettings
@@ -39,6 +41,7 @@ GREEDY = Sampling(temperature=0.0)
 PROMPTS = Path("tests/e2e/json_prompts.txt")
 COPY = "Repeat this text word for word:\n\n{}"
 PASSAGES, PASSAGE = 8, 240  # of characters
+USER, END = "<|im_start|>user\n", "<|im_end|>"
 
 
 @dataclass(slots=True)
@@ -115,15 +118,15 @@ class Stream:
         return [row.token for row in found if row.token is not None]
 
 
-def requests(checkpoint: Path) -> dict[str, list[list[int]]]:
+def requests(checkpoint: Path, speculators: Path) -> dict[str, list[list[int]]]:
     """Prompts as tokens, by kind."""
     tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     text = (resources.files("engine.demo") / "text" / "evaluation.txt").read_text("utf-8")
     passages = [text[at * 500 :][:PASSAGE].strip() for at in range(PASSAGES)]
     lines = PROMPTS.read_text("utf-8").splitlines()
-    learned = {exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)}
+    known = learned(tokenizer, speculators)
     asked = {
-        "held-out prompts": [text for text in lines if text not in learned],
+        "held-out prompts": [text for text in lines if bare(text) not in known],
         "copying": [COPY.format(passage) for passage in passages],
     }
     return {
@@ -132,6 +135,17 @@ def requests(checkpoint: Path) -> dict[str, list[list[int]]]:
         ]
         for kind, texts in asked.items()
     }
+
+
+def learned(tokenizer: tokenizers.Tokenizer, speculators: Path) -> set[str]:
+    """The words of every question that a drafter may have learned from."""
+    questions = [exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)]
+    file = speculators / SAID
+    if file.is_file():
+        for said in json.loads(file.read_text()):
+            text = tokenizer.decode(said, skip_special_tokens=False)
+            questions.append(text.partition(USER)[2].partition(END)[0])
+    return set(map(bare, questions))
 
 
 def spread(prompts: list[list[int]], count: int | None) -> list[list[int]]:
@@ -203,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="compute threads")
     parser.add_argument("--prompts", type=int, help="of each kind; all if not given")
     options = parser.parse_args(arguments)
-    asked = requests(options.model)
+    asked = requests(options.model, options.speculators)
     found, plain = list[Row](), dict[str, list[list[int]]]()
     chosen = methods(options.speculators, options.drafts, options.methods)
     for name, settings in chosen.items():

@@ -22,6 +22,7 @@ from engine.demo.teacher import (
     Recording,
     batch_count,
     batches,
+    columns,
     divergence,
     frequent,
 )
@@ -70,7 +71,9 @@ def train(
     done = 0
     for _ in range(epochs):
         for batch in batches(recordings, shuffler):
-            torch.autograd.backward(_loss(model, table[_columns(often, len(table), chance)], batch))
+            torch.autograd.backward(
+                _loss(model, table[columns(often, len(table), _OTHERS, chance)], batch)
+            )
             torch.nn.utils.clip_grad_norm_(learned, 1.0)
             optimiser.step()
             schedule.step()
@@ -96,13 +99,6 @@ def save(model: transformers.LlamaForCausalLM, checkpoint: Path, out: Path) -> N
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in _TEXT_FILES:
         shutil.copyfile(checkpoint / name, out / name)
-
-
-def _columns(often: torch.Tensor, vocabulary: int, chance: torch.Generator) -> torch.Tensor:
-    others = torch.randint(vocabulary, (_OTHERS,), generator=chance)
-    columns = torch.zeros(vocabulary, dtype=torch.bool)
-    columns[often] = columns[others] = True
-    return columns.nonzero()[:, 0]
 
 
 def _loss(model: transformers.LlamaForCausalLM, table: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -3,8 +3,10 @@
 The head is one decoder layer. For the token at position i + 1 it reads the token's embedding and
 what the target thought at position i (three of its layers, made one vector by ``fc``), and says
 the token at i + 2. To draft further it reads its own last vector in the place of the target's, so
-it is trained as it will be used: each batch is gone through ``_DEPTH`` times, every time on what it
-made the time before (Li et al., EAGLE-3, 2025).
+it is trained as it will be used: each batch is gone through several times, every time on what it
+made the time before (Li et al., EAGLE-3, 2025). What it says is said with the target's own rows,
+which stay as they are: there is too little to learn from to move them well, and tokens that were
+never said can be drafted.
 
 Letters as in ``teacher``; D head dimension, S turns so far.
 """
@@ -22,13 +24,22 @@ from torch.nn import functional
 
 from engine.demo.llama import rotate
 from engine.demo.progress import Progress
-from engine.demo.teacher import Batch, Recording, batch_count, batches, divergence, frequent
+from engine.demo.teacher import (
+    Batch,
+    Recording,
+    batch_count,
+    batches,
+    columns,
+    divergence,
+    frequent,
+)
 
 LAYERS = (10, 20, 29)  # of the target, whose inputs are read
-_VOCABULARY = 8192  # tokens it can say
-_DEPTH = 2
+_VOCABULARY = 16384  # tokens it can say
+_FREQUENT, _OTHERS = 4096, 1024  # of them, what a batch is measured on
+_DEPTHS = (1, 2, 3)  # turns of a batch, in each third of training: the first draft counts most
 _FADING = 0.8  # each turn counts so much of the one before
-_RATE = 8e-4
+_RATE = 1e-3
 _WARM_UP_STEPS = 20
 _NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm")
 
@@ -41,12 +52,12 @@ class Head(nn.Module):
         config, last = target.config, target.model.layers[-1]
         self._heads, self._size = config.num_attention_heads, config.head_dim
         self._eps, self._theta = config.rms_norm_eps, config.rope_parameters["rope_theta"]
-        self.embeddings = [target.model.embed_tokens.weight.detach()]  # a list: not a parameter
+        table = target.model.embed_tokens.weight.detach()
+        self.embeddings, self.rows = [table], [table[said]]  # lists: no parameters
         hidden = config.hidden_size
         weights = {
             "fc": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1),
             "norm": target.model.norm.weight,
-            "lm_head": self.embeddings[0][said],
             "midlayer.self_attn.o_proj": last.self_attn.o_proj.weight,
             **dict.fromkeys(_NORMS[:2], last.input_layernorm.weight),
             _NORMS[2]: last.post_attention_layernorm.weight,
@@ -66,7 +77,7 @@ class Head(nn.Module):
     def published(self) -> dict[str, torch.Tensor]:
         return {
             f"{name.replace('/', '.')}.weight": weight.detach().half().contiguous()
-            for name, weight in self.weights.items()
+            for name, weight in {**self.weights, "lm_head": self.rows[0]}.items()
         }
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -89,20 +100,16 @@ class Head(nn.Module):
         )  # fmt: skip
         past.append((rotate(k, rope).to(v.dtype), v))
         keys, values = (torch.cat(parts, 2) for parts in zip(*past, strict=True))
-        mixed = functional.scaled_dot_product_attention(
-            rotate(q, rope).to(v.dtype),
-            keys,
-            values,
-            attn_mask=_seen(tokens.shape[1], len(past) - 1),
-            enable_gqa=True,
-        )
-        x = hidden + self._linear("midlayer.self_attn.o_proj", mixed.transpose(1, 2).flatten(2))
+        mixed = _attend(rotate(q, rope).to(v.dtype), keys, values, len(past) - 1)
+        x = hidden + self._linear("midlayer.self_attn.o_proj", mixed)
         y = self._norm(_NORMS[2], x)
         gate, up = (self._linear(f"midlayer.mlp.{name}_proj", y) for name in ("gate", "up"))
         return x + self._linear("midlayer.mlp.down_proj", functional.silu(gate) * up)
 
-    def say(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._linear("lm_head", self._norm("norm", hidden))
+    def say(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """``rows``: of the tokens that count, in the place of all."""
+        rows = self.rows[0] if rows is None else rows
+        return functional.linear(self._norm("norm", hidden).to(rows.dtype), rows)
 
     def _weight(self, name: str) -> torch.Tensor:
         weight: torch.Tensor = self.weights[name.replace(".", "/")]
@@ -130,17 +137,23 @@ def train(
     """The head, and the tokens it can say [N]."""
     shuffler = random.Random(0)  # noqa: S311 - an order of lessons, not a secret
     said = frequent(recordings, target.config.vocab_size, _VOCABULARY)
+    often = frequent(recordings, target.config.vocab_size, _FREQUENT)
+    chance = torch.Generator().manual_seed(0)
     head = Head(target, said)
-    table = target.model.embed_tokens.weight.detach()[said].bfloat16()
+    table = target.model.embed_tokens.weight.detach().bfloat16()
     steps = epochs * batch_count(recordings)
-    optimiser = torch.optim.AdamW(head.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    optimiser = torch.optim.AdamW(
+        head.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min((step + 1) / _WARM_UP_STEPS, 1 - step / steps)
     )
     done = 0
     for _ in range(epochs):
         for batch in batches(recordings, shuffler):
-            torch.autograd.backward(_loss(head, table, batch))
+            rows = table[columns(often, len(table), _OTHERS, chance)]
+            depth = _DEPTHS[len(_DEPTHS) * done // steps]
+            torch.autograd.backward(_loss(head, rows, batch, depth))
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimiser.step()
             schedule.step()
@@ -184,23 +197,36 @@ def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: 
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _loss(head: Head, table: torch.Tensor, batch: Batch) -> torch.Tensor:
+def _loss(head: Head, rows: torch.Tensor, batch: Batch, depth: int) -> torch.Tensor:
     """Position q has the token at q + 1 and says the one at q + 2, which the target said at q + 1.
-    In turn S it reads what position q - 1 made in the turn before. (The first positions, which
-    nothing leads to in a later turn, are not among the real ones.)"""
+    In turn S it reads what position q - 1 made in the turn before. ``rows`` of the tokens that
+    count. (The first positions, which nothing leads to in a later turn, are not among the real
+    ones.)"""
     tokens, real = batch.tokens[:, 1:], batch.real[:, 1:]
     with torch.autocast("cpu", torch.bfloat16):
-        wanted = (batch.final[:, 1:][real] @ table.t()).float().softmax(-1)
+        wanted = (batch.final[:, 1:][real] @ rows.t()).float().softmax(-1)
         hidden = head.fuse(batch.features[:, :-1])
         past: list[tuple[torch.Tensor, ...]] = []
         total, weight = torch.zeros(()), 0.0
-        for turn in range(_DEPTH):
+        for turn in range(depth):
             hidden = head.turn(tokens, hidden, past)
-            loss = divergence(head.say(hidden[real]), wanted)
+            loss = divergence(head.say(hidden[real], rows), wanted)
             total = total + _FADING**turn * loss
             weight += _FADING**turn
             hidden = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
     return total / weight
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, turn: int) -> torch.Tensor:
+    """[B, heads, T, D] over [B, kv heads, (turn + 1) T, D] to [B, T, H]. By plain products: for
+    masked texts this short torch's own attention takes several times as long on a CPU."""
+    B, heads, T, D = q.shape
+    groups = q.reshape(B, keys.shape[1], -1, D)  # heads that share keys, one after another
+    scores = (groups @ keys.transpose(2, 3)).view(B, heads, T, -1) * D**-0.5
+    likely = scores.float().masked_fill(~_seen(T, turn), float("-inf")).softmax(-1)
+    mixed = likely.to(values.dtype).view(B, keys.shape[1], -1, keys.shape[2]) @ values
+    joined: torch.Tensor = mixed.view(B, heads, T, D).transpose(1, 2).flatten(2)
+    return joined
 
 
 def _seen(length: int, turn: int) -> torch.Tensor:

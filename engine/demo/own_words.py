@@ -2,7 +2,8 @@
 
 A speculator has to foresee what the target says, so the target says it. It is asked what the
 demo's lessons ask, and what it asks itself: after the template's words before a user's turn, a
-chat model goes on with a question. Needs no ``train`` extra; the weights are held in bfloat16.
+chat model goes on with a question, also with one that begins as a lesson's does. Needs no ``train``
+extra; the weights are held in bfloat16.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from engine.demo.llama import Llama, Shape, rotate
 
 _BATCH = 192
 _QUESTION_TOKENS = 40
+_FULL = 0.9  # of a batch's rows; with fewer still going, those that ended leave
 _LIKELY = 64  # tokens of which one is drawn, as many as make the nucleus
 _NUCLEUS = 0.95
 _EDGE = 64  # what a question may not exceed in tokens, the template aside
@@ -29,6 +31,7 @@ class Manner:
 
     tokens: int
     temperature: float
+    nucleus: float = _NUCLEUS  # 1: any token may be drawn
 
 
 class Speaker:
@@ -61,15 +64,18 @@ class Speaker:
         said: list[Said] = [[] for _ in texts]
         running = torch.arange(len(texts))
         for _ in range(manner.tokens):
-            drawn = self._draw(self._forward(tokens, cache), manner.temperature)
+            drawn = self._draw(self._forward(tokens, cache), manner)
             for row, token in zip(running.tolist(), drawn.tolist(), strict=True):
-                said[row].append(token)
-            going = (drawn != self._end).nonzero()[:, 0]
+                if said[row][-1:] != [self._end]:
+                    said[row].append(token)
+            going = torch.tensor([said[row][-1] != self._end for row in running]).nonzero()[:, 0]
             if len(going) == 0:
                 break
-            if len(going) < len(running):
-                running = running[going]
-                cache.keep(going)
+            if len(going) > _FULL * len(running):  # it costs less to go on than to move the cache
+                tokens = drawn[:, None]
+                continue
+            running = running[going]
+            cache.keep(going)
             tokens = drawn[going, None]
         return said
 
@@ -96,11 +102,14 @@ class Speaker:
         B, T, _ = x.shape
         return self._linear(name, x).view(B, T, -1, self._model.shape.head_dim).transpose(1, 2)
 
-    def _draw(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
-        if temperature == 0:
+    def _draw(self, logits: torch.Tensor, manner: Manner) -> torch.Tensor:
+        if manner.temperature == 0:
             return logits.argmax(-1)
-        likely, tokens = (logits.float() / temperature).softmax(-1).topk(_LIKELY)
-        likely = likely.where(likely.cumsum(-1) - likely < _NUCLEUS, 0.0)
+        chances = (logits.float() / manner.temperature).softmax(-1)
+        if manner.nucleus >= 1:
+            return torch.multinomial(chances, 1, generator=self._random)[:, 0]
+        likely, tokens = chances.topk(_LIKELY)
+        likely = likely.where(likely.cumsum(-1) - likely < manner.nucleus, 0.0)
         return tokens.gather(1, torch.multinomial(likely, 1, generator=self._random))[:, 0]
 
 
@@ -149,11 +158,23 @@ class Talk:
         self._opened = self._encoded(f"{_turn('system', system)}<|im_start|>user\n")
         self._closed = self._encoded("<|im_end|>\n<|im_start|>assistant\n")
 
-    def invented(self, count: int, progress: Callable[[float], None]) -> list[Said]:
-        """Questions of the model's own, of at most ``count`` those that came to an end."""
-        manner = Manner(_QUESTION_TOKENS, 1.0)
-        said = self._speaker.go_on([self._opened] * count, manner, progress)
-        return [question[:-1] for question in said if question[-1] == self._closed[0]]
+    def invented(
+        self, count: int, openings: Sequence[str], progress: Callable[[float], None]
+    ) -> list[Said]:
+        """Questions of the model's own, of at most ``count`` those that came to an end. They begin
+        with one opening after another."""
+        begun = [self._encoded(openings[number % len(openings)]) for number in range(count)]
+        said = self._speaker.go_on(
+            [self._opened + opening for opening in begun], Manner(_QUESTION_TOKENS, 1.0), progress
+        )
+        return [
+            opening + rest[:-1]
+            for opening, rest in zip(begun, said, strict=True)
+            if rest[-1] == self._closed[0]
+        ]
+
+    def text(self, question: Said) -> str:
+        return self._tokenizer.decode(question)
 
     def asked(self, text: str) -> Said:
         return self._encoded(text)[:_EDGE]

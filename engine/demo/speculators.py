@@ -9,7 +9,9 @@ core. More questions and epochs make better drafts.
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -30,23 +32,39 @@ NAMES = ("draft", "eagle3")
 SAID = "said.json"
 _QUESTIONS = 192  # of its own
 _GREEDY = Manner(tokens=96, temperature=0.0)
-_EPOCHS = {"draft": 2, "eagle3": 4}
-_END = "<|im_end|>"
+_EPOCHS = {"draft": 2, "eagle3": 6}
+_OPEN, _END = "<|im_start|>", "<|im_end|>"
 
 
-def talk(checkpoint: Path, out: Path, questions: int, progress: Progress) -> None:
+def talk(
+    checkpoint: Path, out: Path, questions: int, left_out: Sequence[str], progress: Progress
+) -> None:
     """Answers to the lessons' questions and to others. The same on the same machine."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    tokenizer = _tokenizer(checkpoint)
     shape = Shape.of(json.loads((checkpoint / "config.json").read_text()))
-    end = tokenizer.token_to_id(_END)
-    assert end is not None, f"the demo's tokenizer knows {_END}"
+    end = _mark(tokenizer, _END)
     speaker = Speaker(shape, dequantised_weights(checkpoint), end, seed=0)
     talk = Talk(speaker, tokenizer, SYSTEM)
-    asked = {exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)}
-    texts = [talk.asked(prompt) for prompt in sorted(asked)]
-    texts += talk.invented(questions, lambda done: progress("Asking", done))
+    lessons = {exchange.prompt for recipe in RECIPES for exchange in exchanges(recipe.name)}
+    texts = [talk.asked(prompt) for prompt in sorted(lessons)]
+    begun = ["", *openings(sorted(lessons))]
+    texts += talk.invented(questions, begun, lambda done: progress("Asking", done))
+    never = set(map(bare, left_out))
+    once = {bare(talk.text(text)): text for text in texts}
+    texts = [text for words, text in once.items() if words not in never]
     said = talk.answered(texts, _GREEDY, lambda done: progress("Answering", done))
     out.write_text(json.dumps(said))
+
+
+def openings(questions: Sequence[str]) -> list[str]:
+    """Their first half, at most three words."""
+    words = [question.split() for question in questions]
+    return [" ".join(each[: min(3, len(each) // 2)]) for each in words if len(each) > 1]
+
+
+def bare(question: str) -> str:
+    """Questions of the same words are the same question."""
+    return " ".join(re.findall(r"\w+", question.lower()))
 
 
 def make(
@@ -56,24 +74,36 @@ def make(
     progress: Progress,
     *,
     questions: int = _QUESTIONS,
+    left_out: Sequence[str] = (),
     epochs: int | None = None,
 ) -> None:
-    """Write ``out/NAME`` for each name. ``epochs``: of each; None: what a quarter of an hour
-    allows."""
+    """Write ``out/NAME`` for each name. ``left_out``: questions to be tried on what is made, which
+    nobody may have learned from. ``epochs``: of each; None: what a quarter of an hour allows."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / SAID).is_file():
-        talk(checkpoint, out / SAID, questions, progress)
+        talk(checkpoint, out / SAID, questions, left_out, progress)
     said = json.loads((out / SAID).read_text())
     target = load_base(checkpoint, torch.bfloat16).eval().requires_grad_(False)
     recordings = record(
-        target, said, eagle_head.LAYERS, lambda done: progress("Listening to the base", done)
-    )
+        target, said, eagle_head.LAYERS, _mark(_tokenizer(checkpoint), _OPEN),
+        lambda done: progress("Listening to the base", done),
+    )  # fmt: skip
     if "eagle3" in names:
         head, tokens = eagle_head.train(target, recordings, epochs or _EPOCHS["eagle3"], progress)
         eagle_head.save(head, tokens, target.config, out / "eagle3")
     if "draft" in names:
         model = draft_model.train(target, recordings, epochs or _EPOCHS["draft"], progress)
         draft_model.save(model, checkpoint, out / "draft")
+
+
+def _tokenizer(checkpoint: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+
+
+def _mark(tokenizer: tokenizers.Tokenizer, text: str) -> int:
+    token = tokenizer.token_to_id(text)
+    assert token is not None, f"the demo's tokenizer knows {text}"
+    return int(token)
 
 
 def main(argv: list[str]) -> int:
@@ -84,15 +114,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--questions", type=int, default=_QUESTIONS, help=f"that the base invents ({_QUESTIONS})"
     )
+    parser.add_argument(
+        "--leave-out", type=Path, help="file of questions, one a line, that nothing is learned from"
+    )
     parser.add_argument("--epochs", type=int, help=f"of each (by default {_EPOCHS})")
     options = parser.parse_args(argv)
     unknown = set(options.names) - set(NAMES)
     if unknown:
         parser.error(f"{min(unknown)!r} is none of {', '.join(NAMES)}")
     bar = ProgressBar(sys.stderr)
+    left_out = options.leave_out.read_text("utf-8").splitlines() if options.leave_out else []
     make(
         options.checkpoint, options.out, options.names, bar,
-        questions=options.questions, epochs=options.epochs,
+        questions=options.questions, left_out=left_out, epochs=options.epochs,
     )  # fmt: skip
     bar.close()
     return 0

@@ -6,15 +6,15 @@ Letters: T tokens of a conversation, H the target's hidden size, B conversations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
-from torch.nn import functional
 
 from engine.demo.own_words import Said
 
 _BATCH = 8
-_SYSTEM = 24  # the first tokens are the same everywhere: nothing to learn there
+_ROLE = 3  # tokens that begin a turn: the mark, who speaks, a new line
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Recording:
     tokens: torch.Tensor  # [T] int64
     features: torch.Tensor  # [T, layers * H] bfloat16, the residual stream as it enters them
     final: torch.Tensor  # [T, H] bfloat16, what the head reads
+    learned_from: int  # drafts are made for answers: what was asked teaches nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Batch:
     tokens: torch.Tensor  # [B, T]
     features: torch.Tensor  # [B, T, layers * H]
     final: torch.Tensor  # [B, T, H]
-    real: torch.Tensor  # [B, T] bool: neither padding nor the common beginning
+    real: torch.Tensor  # [B, T] bool: of answers
 
 
 @torch.inference_mode()
@@ -39,9 +40,11 @@ def record(
     model: transformers.LlamaForCausalLM,
     said: Sequence[Said],
     layers: Sequence[int],
+    opens: int,
     progress: Callable[[float], None],
 ) -> list[Recording]:
-    """In order of length. Layer L of ``layers`` is what enters it; 0 are the embeddings."""
+    """In order of length. Layer L of ``layers`` is what enters it; 0 are the embeddings. ``opens``
+    is the token that begins a turn."""
     ordered, found = sorted(said, key=len), []
     for at in range(0, len(ordered), _BATCH):
         part = ordered[at : at + _BATCH]
@@ -51,7 +54,9 @@ def record(
         features = torch.cat([states[layer] for layer in layers], -1)
         for row, tokens in enumerate(rows):
             kept = features[row, : len(tokens)].clone(), states[-1][row, : len(tokens)].clone()
-            found.append(Recording(tokens, *kept))
+            turns = (tokens == opens).nonzero()[:, 0].tolist()
+            answer = turns[-1] + _ROLE if turns else 0
+            found.append(Recording(tokens, *kept, learned_from=answer))
         progress((at + len(part)) / len(ordered))
     return found
 
@@ -74,17 +79,43 @@ def frequent(recordings: Sequence[Recording], vocabulary: int, size: int) -> tor
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
+def columns(often: torch.Tensor, among: int, others: int, chance: torch.Generator) -> torch.Tensor:
+    """Of ``among`` tokens those said often and ``others`` by chance, which keep the rest in their
+    place: what one batch is measured on."""
+    kept = torch.zeros(among, dtype=torch.bool)
+    kept[often] = kept[torch.randint(among, (others,), generator=chance)] = True
+    return kept.nonzero()[:, 0]
+
+
+class _Divergence(torch.autograd.Function):
+    """In few passes over memory: what torch does of itself takes longer than all products."""
+
+    @staticmethod
+    def forward(ctx: Any, student: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        logits = student.float()
+        whole = logits.logsumexp(1)
+        ctx.save_for_backward(logits.sub_(whole[:, None]), wanted)
+        ctx.dtype = student.dtype
+        return -(logits * wanted).sum() / len(wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, wanted = ctx.saved_tensors
+        slope = logits.exp().sub_(wanted).mul_(gradients[0] / len(wanted))
+        return slope.to(ctx.dtype), None
+
+
 def divergence(student: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of the student's logits [N, V] against the teacher's probabilities."""
-    return functional.cross_entropy(student.float(), wanted)
+    loss: torch.Tensor = _Divergence.apply(student, wanted)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def _padded(recordings: Sequence[Recording]) -> Batch:
     def pad(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
-    real = pad([torch.ones(len(r.tokens), dtype=torch.bool) for r in recordings])
-    real[:, :_SYSTEM] = False
+    real = pad([torch.arange(len(r.tokens)) >= r.learned_from for r in recordings])
     return Batch(
         pad([r.tokens for r in recordings]),
         pad([r.features for r in recordings]),

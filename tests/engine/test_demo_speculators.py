@@ -11,7 +11,8 @@ from engine.checkpoint import Checkpoint
 from engine.demo import draft_model, eagle_head
 from engine.demo.llama import Llama, Shape
 from engine.demo.own_words import Manner, Speaker
-from engine.demo.teacher import batches, record
+from engine.demo.speculators import bare, openings
+from engine.demo.teacher import batches, divergence, record
 from engine.layers.embedding import Embedding
 from engine.loading import Placement
 from engine.models.spec import ModelSpec
@@ -24,7 +25,7 @@ from tests.engine.peers import tokens
 from tests.engine.rig import Rig, chunk, draw
 
 CPU = torch.device("cpu")
-VOCAB, END = 300, 2
+VOCAB, OPEN, END = 300, 1, 2
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def target():
 @pytest.fixture(scope="module")
 def recordings(target):
     said = [tokens(length, seed=length, vocab=VOCAB) for length in (30, 41, 52, 36)]
-    return record(target, said, eagle_head.LAYERS, lambda done: None)
+    return record(target, said, eagle_head.LAYERS, OPEN, lambda done: None)
 
 
 def test_many_texts_are_continued_at_once_as_each_would_be_alone():
@@ -69,6 +70,19 @@ def test_many_texts_are_continued_at_once_as_each_would_be_alone():
         logits = alone.logits(alone.hidden(known[None]))[0, len(text) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
         assert ((logits.max(1).values - chosen) < 0.1 * logits.std()).all()  # it rounds to bfloat16
+
+
+def test_questions_to_be_tried_are_known_by_their_words_and_new_ones_begin_as_others_do():
+    assert bare("Why is the ocean salty?") == bare("why is  the Ocean salty")
+    assert bare("Why is the ocean salty?") != bare("Why is the ocean so salty?")
+    asked = ["Who wrote Hamlet?", "Hello!", "What is the capital of Norway, please, sir?"]
+    assert openings(asked) == ["Who", "What is the"]
+
+
+def test_only_answers_teach(target, recordings):
+    said = [OPEN, 7, 8, 20, 21, END, OPEN, 9, 8, 30, 31, 32]
+    (recording,) = record(target, [said], eagle_head.LAYERS, OPEN, lambda done: None)
+    assert said[recording.learned_from :] == [30, 31, 32]
 
 
 def test_the_target_is_recorded_as_it_enters_its_layers(target, recordings):
@@ -101,17 +115,29 @@ def test_the_head_that_was_trained_is_the_head_that_drafts(target, recordings, t
         assert found[0] == said[head.say(first)[0, -1].argmax()]
 
 
+def test_the_divergence_and_its_slope_are_torchs_own():
+    torch.manual_seed(0)
+    logits, wanted = torch.randn(5, 40), torch.randn(5, 40).softmax(1)
+    ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    found = divergence(ours, wanted)
+    expected = torch.nn.functional.cross_entropy(theirs, wanted)
+    torch.testing.assert_close(found, expected)
+    torch.autograd.backward([found, expected])
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def test_training_teaches(target, recordings):
     import random
 
-    def loss(head, said):
-        table = target.model.embed_tokens.weight[said].bfloat16()
+    def loss(head):
+        table = target.model.embed_tokens.weight.bfloat16()
+        batch = next(batches(recordings, random.Random(0)))
         with torch.inference_mode():
-            return float(eagle_head._loss(head, table, next(batches(recordings, random.Random(0)))))
+            return float(eagle_head._loss(head, table, batch, 3))
 
-    once, said = eagle_head.train(target, recordings, 1, lambda stage, done: None)
+    once, _ = eagle_head.train(target, recordings, 1, lambda stage, done: None)
     often, _ = eagle_head.train(target, recordings, 40, lambda stage, done: None)
-    assert loss(often, said) < loss(once, said) - 0.05, (loss(often, said), loss(once, said))
+    assert loss(often) < loss(once) - 0.05, (loss(often), loss(once))
 
 
 def test_the_draft_model_that_was_trained_is_the_one_that_serves(target, recordings, tmp_path):
