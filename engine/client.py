@@ -83,7 +83,8 @@ class Stream:
         self._news: asyncio.Future[None] | None = None  # somebody waits for more
         self.quiet = False  # wake whoever waits only for what matters now, or for QUIET of them
         self.ear: Ear | None = None  # hears outputs for which whoever waits need not wake
-        self._settled = asyncio.Event()
+        self.finished = False  # every choice has ended, or none will: there is nothing to cancel
+        self._end: asyncio.Future[None] | None = None  # somebody waits until it is
         self._failure: EngineLost | RequestRefused | None = None
         self._ended: set[int] = set()
         self.usage = Usage(prompt_tokens=0)
@@ -130,7 +131,7 @@ class Stream:
         while not self._arrived:
             if self._failure:
                 raise self._failure
-            if self._settled.is_set():
+            if self.finished:
                 return False
             self._news = asyncio.get_running_loop().create_future()
             await self._news
@@ -141,11 +142,6 @@ class Stream:
         """Somebody waits for an output, and has had all that came."""
         return self._news is not None and not self._news.done()
 
-    @property
-    def finished(self) -> bool:
-        """Every choice has ended, or none will: there is nothing left to cancel."""
-        return self._settled.is_set()
-
     async def cancel(self, *, timeout_s: float) -> Usage:
         """Stop the request and wait for the engine's final count of what it generated.
 
@@ -153,15 +149,17 @@ class Stream:
         the engine does not answer in time.
         """
         self._leave()
-        async with asyncio.timeout(timeout_s):
-            await self._settled.wait()
+        if not self.finished:
+            self._end = asyncio.get_running_loop().create_future()
+            async with asyncio.timeout(timeout_s):
+                await self._end
         if isinstance(self._failure, EngineLost):
             raise self._failure
         return self.usage
 
     def drop(self, choice: int) -> None:
         """Stop one choice; the others go on."""
-        if not self._settled.is_set():
+        if not self.finished:
             self._client.tell(Cancel(self.submit.request, [choice]))
 
     def grant(self, granted: int) -> None:
@@ -177,7 +175,7 @@ class Stream:
             self._ended.add(output.index)
             self._count(output.usage)
             if len(self._ended) == self.submit.n:
-                self._settled.set()
+                self._finish()
         elif self.quiet and output.wants is None and len(self._arrived) < QUIET:
             return
         news = self._news
@@ -201,10 +199,15 @@ class Stream:
 
     def fail(self, failure: EngineLost | RequestRefused) -> None:
         """Called by the client when nothing more will arrive."""
-        if not self._settled.is_set():
+        if not self.finished:
             self._failure = failure
-        self._settled.set()
+        self._finish()
         self._wake()
+
+    def _finish(self) -> None:
+        self.finished = True
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
 
     def _wake(self) -> None:
         news, self._news = self._news, None
@@ -220,7 +223,7 @@ class Stream:
             )
 
     def _leave(self) -> None:
-        if not self._settled.is_set():
+        if not self.finished:
             self._client.tell(Cancel(self.submit.request))
 
 
