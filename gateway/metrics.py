@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from gateway.counter import Count, Counter
 from gateway.histogram import Histogram, Series
 
 PREFIX = "loratorio_gateway"
@@ -37,20 +38,19 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._answers = Counter(
-            f"{PREFIX}_answers", "Answers by route and status.", ["route", "status"],
-            registry=registry,
+            f"{PREFIX}_answers", "Answers by route and status.", ["route", "status"], registry
         )  # fmt: skip
         self._broken = Counter(
-            f"{PREFIX}_broken_answers", "Answers that had begun when a failure ended them.",
-            registry=registry,
-        )  # fmt: skip
+            f"{PREFIX}_broken_answers", "Answers that had begun when a failure ended them.", (),
+            registry,
+        ).of()  # fmt: skip
         self._outcomes = Counter(
             f"{PREFIX}_requests", "Admitted requests by how they ended.", ["endpoint", "outcome"],
-            registry=registry,
+            registry,
         )  # fmt: skip
         self._tokens = Counter(
             f"{PREFIX}_tokens", "Tokens; cached is part of prompt.", ["project", "model", "kind"],
-            registry=registry,
+            registry,
         )  # fmt: skip
         self._first = Histogram(
             f"{PREFIX}_time_to_first_token_seconds", "From admission to the first tokens.",
@@ -87,8 +87,8 @@ class Metrics:
         )  # fmt: skip
         self.faults = Counter(
             f"{PREFIX}_unexpected_errors", "Faults of our own code, answered with 500.",
-            registry=registry,
-        )  # fmt: skip
+            (), registry,
+        ).of()  # fmt: skip
         self._deliveries = Gauge(
             f"{PREFIX}_sink_deliveries", "Deliveries to billing systems by what became of them.",
             ["sink", "state"], registry=registry,
@@ -110,9 +110,8 @@ class Metrics:
             f"{PREFIX}_budget_nano_usd", "What a budget's period may come to.", budget,
             registry=registry,
         )  # fmt: skip
-        self._answered: dict[tuple[str, int], Counter] = {}  # those of routes and statuses met
-        self._ended: dict[tuple[str, str], Counter] = {}
-        self._token_counters: dict[tuple[str, str], tuple[Counter, ...]] = {}
+        self._answered: dict[tuple[str, int], Count] = {}  # those of routes and statuses met
+        self._token_counters: dict[tuple[str, str], tuple[Count, ...]] = {}
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -138,18 +137,17 @@ class Metrics:
         """Broken: the status had gone out before the failure."""
         counted = self._answered.get((route, status))
         if counted is None:
-            counted = self._answered[route, status] = self._answers.labels(route, str(int(status)))
-        counted.inc()
+            counted = self._answered[route, status] = self._answers.of(route, str(int(status)))
+        counted.total += 1
         if broken:
-            self._broken.inc()
+            self._broken.total += 1
 
     def count_tokens(
         self, project: str, model: str, *, prompt: int, cached: int, completion: int
     ) -> None:
         counters = self._token_counters_of(project, model)
         for counter, number in zip(counters, (prompt, cached, completion), strict=True):
-            if number:
-                counter.inc(number)
+            counter.total += number
 
     def timing(self, endpoint: str) -> "Timing":
         return Timing(
@@ -159,12 +157,9 @@ class Metrics:
         )
 
     def count_outcome(self, endpoint: str, outcome: str) -> None:
-        counted = self._ended.get((endpoint, outcome))
-        if counted is None:
-            counted = self._ended[endpoint, outcome] = self._outcomes.labels(endpoint, outcome)
-        counted.inc()
+        self._outcomes.of(endpoint, outcome).total += 1
 
-    def _token_counters_of(self, project: str, model: str) -> tuple[Counter, ...]:
+    def _token_counters_of(self, project: str, model: str) -> tuple[Count, ...]:
         """Of this project and model; of all others together once there are too many."""
         counters = self._token_counters.get((project, model))
         if counters is None and len(self._token_counters) < MOST_CHILDREN:
@@ -172,9 +167,9 @@ class Metrics:
             self._token_counters[project, model] = counters
         return counters or self._token_children(OTHER, OTHER)
 
-    def _token_children(self, project: str, model: str) -> tuple[Counter, ...]:
+    def _token_children(self, project: str, model: str) -> tuple[Count, ...]:
         kinds = ("prompt", "cached", "completion")
-        return tuple(self._tokens.labels(project, model, kind) for kind in kinds)
+        return tuple(self._tokens.of(project, model, kind) for kind in kinds)
 
 
 class Timing:

@@ -151,7 +151,7 @@ class Asker:
         except GatewayError:
             raise
         except Exception as error:
-            self._do.metrics.faults.inc()
+            self._do.metrics.faults.total += 1
             log.exception("unexpected error at a line of a batch, %s", claim.request)
             raise LineFault from error
         return _answered(line, claim, attempt, reply.status, heard.body)

@@ -100,7 +100,7 @@ class Runner:
             log.warning("batch %s waits: %s", tenure.batch, errors.exceptions[0])
         except* Exception as errors:
             self._postpone(tenure)
-            self._metrics.faults.inc()
+            self._metrics.faults.total += 1
             log.exception("unexpected error in batch %s", tenure.batch, exc_info=errors)
         finally:
             self._running.pop(tenure.batch, None)

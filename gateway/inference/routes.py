@@ -126,7 +126,7 @@ class Routes:
             self._note(reply, route, error)
             await _tell_failure(reply, error)
         except Exception as error:
-            self._do.metrics.faults.inc()
+            self._do.metrics.faults.total += 1
             self._log.error("unexpected error", request=reply.request_id, exc_info=error)
             fault = GatewayError("The server had an error; it was logged.")
             self._note(reply, route, fault)
@@ -137,7 +137,7 @@ class Routes:
         try:
             await self._behind(scope, receive, self._told_more(scope, receive, send))
         except Exception as error:  # answered already
-            self._do.metrics.faults.inc()
+            self._do.metrics.faults.total += 1
             self._log.error("unexpected error", path=scope.get("path", "")[:64], exc_info=error)
 
     def _find(self, path: str) -> Route | None:
