@@ -49,8 +49,8 @@ PEPPERS = Peppers.parse("1:" + "ab" * 32, "bench")
 TENANT_PAGES = (
     "/", "/?range=30d", "/?range=90d", "/explore?range=30d", "/explore?range=90d&by=key",
     "/explore?range=30d&by=customer&zone=Asia/Kathmandu", "/explore?range=90d&format=csv",
-    "/requests?range=30d", "/requests?range=30d&status=failed", "/billing", "/quotas", "/budgets",
-    "/adapters", "/people", "/keys", "/audit", "/account",
+    "/requests?range=30d", "/requests?range=30d&status=failed", "/requests?range=30d&status=429",
+    "/billing", "/quotas", "/budgets", "/adapters", "/people", "/keys", "/audit", "/account",
 )  # fmt: skip
 OPERATOR_PAGES = ("/", "/?range=30d", "/?range=90d", "/?range=30d&zone=Asia/Kathmandu",
                   "/explore?range=30d", "/explore?range=30d&by=organisation",

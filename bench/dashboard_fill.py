@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import Connection, Table, insert, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.db import Database
@@ -17,6 +17,8 @@ from gateway.ids import new_id
 from gateway.limits.models import Level
 from gateway.limits.rules import Rates, Subject
 from gateway.limits.service import LimitService
+from gateway.refusals.keeper import MOST_ROWS
+from gateway.refusals.models import Refusal
 from gateway.usage.event import Event, month_of, slot_of
 from gateway.usage.models import UsageDay, UsagePace, UsageRollup
 from gateway.usage.repository import LedgerRepository
@@ -102,6 +104,7 @@ async def fill(database: Database, size: Size, peppers: Peppers) -> dict[str, st
         await limits.set_budget(subject, "month", 10**13)
     await _roll(database, size, places, now)
     await _request(database, places[0], now)
+    await _refuse(database, places[0], now)
     return {"owner": "owner@bench", "operator": "operator@bench", "password": PASSWORD}
 
 
@@ -190,6 +193,22 @@ async def _request(database: Database, place: dict[str, object], now: datetime) 
             await rows.ensure_partition(day)
     async with database.unit_of_work() as session:
         await LedgerRepository(session).add_events(events, "log_bench", 1)
+
+
+async def _refuse(database: Database, place: dict[str, object], now: datetime) -> None:
+    """As many refusals as a project keeps, of the same tenant."""
+    rows = [
+        {"id": f"refusal_{number:032x}", "organisation_id": place["o"], "project_id": place["p"],
+         "key_id": place["k"], "status": 429 if number % 4 else 404, "code": "rate_limit_exceeded",
+         "param": "", "model": f"model-{number % MODELS}", "endpoint": "chat.completions",
+         "level": "key" if number % 4 else "", "subject": place["k"] if number % 4 else "",
+         "limited": "requests per minute" if number % 4 else "", "times": 60,
+         "first_at": now - timedelta(minutes=number), "last_at": now - timedelta(minutes=number),
+         "wait_ms": 1000, "request_id": f"req_{number:032x}"}
+        for number in range(MOST_ROWS)
+    ]  # fmt: skip
+    async with database.unit_of_work() as session:
+        await session.execute(insert(Refusal), rows)
 
 
 def _event(place: dict[str, object], at: datetime, number: int) -> Event:

@@ -1,7 +1,7 @@
 """Requests as people ask for them: what was admitted, from the ledger, and what was refused, by
 kind and minute, in one order, the newest first. A page begins after a place in it."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -19,6 +19,7 @@ from gateway.usage.report_repository import Window
 from gateway.usage.request_repository import Place, RequestRepository, Wanted
 
 MOST_TEXT = 256
+AT_ONCE = 100
 # In the address -> the column.
 FILTERS = {
     "project": "project_id", "key": "key_id", "model": "model", "customer": "user_id",
@@ -99,6 +100,17 @@ class RequestLog:
             place = (after.started_at, after.id) if after else None
             found += await self.refusals.newest_first(most, what.refused, after=place)
         return sorted(found, key=_order, reverse=True)[:most]
+
+    async def pieces(
+        self, most: int, what: Sought, *, after: Place | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
+        """The same of very many, a few at a time: requests of clients go on in between."""
+        while most > 0 and (
+            found := await self.newest_first(min(most, AT_ONCE), what, after=after)
+        ):
+            yield found
+            most -= len(found)
+            after = Place(began(found[-1]), found[-1].id)
 
 
 def began(entry: Entry) -> datetime:

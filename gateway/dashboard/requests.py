@@ -60,8 +60,7 @@ async def requests(visit: Visit) -> Content:
     keys = await NameRepository(visit.session, visit.organisation).keys()
     line = await _liner(visit, names, keys)
     if visit.query.get("format") == "csv":
-        rows = await log.newest_first(MOST_ROWS, what, after=after)
-        return request_file(map(line, rows), visit.zone)
+        return await request_file(log.pieces(MOST_ROWS, what, after=after), line, visit.zone)
     found = await log.newest_first(PER_PAGE + 1, what, after=after)
     shown = found[:PER_PAGE]
     return {
