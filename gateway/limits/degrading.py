@@ -90,12 +90,13 @@ class DegradingStore:
         return await self._need(self._shared.known(key))
 
     async def watch(self) -> bool:
+        if not self.degraded:
+            self._local.sweep()  # nobody takes from it now
         await self._give_back_strays()
         return await self._ask(self._shared.watch()) or False
 
     async def renew(self, leases: Sequence[tuple[str, Sequence[str]]]) -> None:
         await self._local.renew(leases)
-        self._local.sweep()  # nobody takes from it while the shared one answers
         await self._ask(self._shared.renew(leases))
 
     async def overdue(self, key: str) -> list[str]:
