@@ -1,10 +1,10 @@
 """``loratorio bench start`` reads what an engine's log says of its start."""
 
-import json
-
 import pytest
 
-from engine.bench.start import NotStarted, Start, main, start, table
+from engine.bench.checkpoints import CheckpointWriter
+from engine.bench.shapes import SHAPES
+from engine.bench.start import NotStarted, Start, start, table
 from engine.timeline import Timeline
 
 
@@ -35,13 +35,11 @@ def test_starts_stand_beside_each_other():
 
 
 @pytest.mark.slow
-def test_an_engine_is_started_and_ended(tmp_path, capsys):
-    code = main(["--shape", "tiny", "--cache", str(tmp_path), "--json", "--", "--device", "cpu"])
-    assert code == 0
-    cold, cached = json.loads(capsys.readouterr().out)
-    for found in (cold, cached):
-        assert {"imports", "weights", "the rest"} <= found["phases"].keys()
-        assert found["seconds"] == pytest.approx(sum(found["phases"].values()), abs=0.1)
+def test_an_engine_is_started_and_ended(tmp_path):
+    CheckpointWriter(SHAPES["tiny"], "awq").write(tmp_path / "model")
+    found = start(tmp_path / "model", tmp_path, "cold", ("--device", "cpu"))
+    assert {"imports", "weights", "the rest"} <= found.phases.keys()
+    assert found.seconds == pytest.approx(sum(found.phases.values()), abs=0.1)
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path):
