@@ -197,8 +197,9 @@ def values_digest(file: TensorFile, name: str) -> str:
 
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return sorted(directory.glob("*.safetensors"))
+    if not index.exists():  # of several files it is the one of the usual name, as for the engine
+        usual = directory / "model.safetensors"
+        return [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))
     shards = _read_json(index).get("weight_map")
     if not isinstance(shards, dict):
         raise BaseUnreadable(f"{index}: no weight_map")

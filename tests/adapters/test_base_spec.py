@@ -97,6 +97,13 @@ def test_the_fingerprint_survives_sharding_and_the_links_of_a_download_cache(tmp
     assert first == second
 
 
+def test_files_beside_the_checkpoint_are_not_part_of_it(tmp_path):
+    """Some are published with the same weights under other names, or with an adapter."""
+    whole, path = checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b")
+    (path / "other.safetensors").write_bytes(pack_file(weights(scale=2.0)))
+    assert BaseSpec.from_checkpoint(whole) == BaseSpec.from_checkpoint(path)
+
+
 def test_another_base_has_another_fingerprint(tmp_path):
     first = BaseSpec.from_checkpoint(checkpoint(tmp_path / "a"))
     other = BaseSpec.from_checkpoint(checkpoint(tmp_path / "b", weights(scale=2.0)))
