@@ -33,6 +33,7 @@ from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
 from gateway.limits.limiter import memory_limiter
 from gateway.metrics import Metrics
+from gateway.refusals.tally import Tally
 from gateway.rest import rest_application
 from gateway.snapshot import LiveSnapshot
 from gateway.spending import LedgerSpending
@@ -64,6 +65,7 @@ class Desk:
     clock: Clock
     settings: Settings
     peppers: Peppers
+    refusals: Tally
 
     def client(self, who: str = "acme") -> AsyncOpenAI:
         transport = httpx2.ASGITransport(self.app)
@@ -157,7 +159,7 @@ async def batching(
         tasks = [asyncio.create_task(coroutine) for coroutine in work.values()]
         try:
             await until(lambda: len(fleet.ready) == 1)
-            yield Desk(app, database, engine, live, keys, clock, chosen, peppers)
+            yield Desk(app, database, engine, live, keys, clock, chosen, peppers, services.refusals)
         finally:
             for task in tasks:
                 task.cancel()

@@ -73,6 +73,10 @@ async def test_completions_are_answered_too_and_a_line_that_is_refused_is_in_the
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 400)
     assert refused["response"]["body"]["error"]["param"] == "temperature"
     assert len(await desk.events()) == 1
+    ((kind, count),) = desk.refusals.take()
+    assert (kind.status, kind.endpoint, kind.param, kind.model, count.times) == (
+        400, "batches", "temperature", BASE, 1,
+    )  # fmt: skip
 
 
 async def test_texts_become_vectors_billed_by_their_input_alone(desk):
