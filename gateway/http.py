@@ -80,8 +80,12 @@ class Request:
             )
 
     async def json_body(self, limit: int) -> bytes:
-        """The whole body. Raises UnsupportedMediaType, BodyTooLarge, ClientGone."""
+        """The whole body. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest, ClientGone."""
         self._require_plain_json()
+        return await self.body(limit)
+
+    async def body(self, limit: int) -> bytes:
+        """Whatever it is. Raises BodyTooLarge, InvalidRequest where it stalls, ClientGone."""
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)

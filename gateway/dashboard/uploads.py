@@ -19,9 +19,9 @@ from gateway.adapter_api.forms import CompleteUpload, CreateUpload
 from gateway.audit.service import Actor, AuditLog
 from gateway.dashboard.cookies import Cookies
 from gateway.dashboard.door import Door, organisation_of, told
+from gateway.dashboard.form import read_body
 from gateway.db import Database, DatabaseUnavailable, Tenancy
 from gateway.errors import (
-    BodyTooLarge,
     GatewayError,
     InvalidRequest,
     ResourceNotFound,
@@ -118,11 +118,7 @@ class Uploads:
 
 async def _form(request: Request, kind: type[Form]) -> Form:
     """Raises InvalidRequest that names the field, BodyTooLarge."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_FORM:
-            raise BodyTooLarge(f"This form may have {MOST_FORM} bytes.")
+    body = await read_body(request, MOST_FORM)
     try:
         return kind.model_validate_json(body or b"{}")
     except ValidationError as error:

@@ -1,5 +1,7 @@
 """Signing in and out: who gets in, how guessing is slowed, what other sites cannot do."""
 
+import asyncio
+
 import pytest
 
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
@@ -82,6 +84,19 @@ async def test_a_form_without_its_token_is_refused_even_from_our_own_page(served
         answer = await http.post("/sign-out", data={"csrf": csrf}, headers=OURS)
         assert answer.status_code == 403
     assert (await http.get("/account")).status_code == 200
+
+
+async def test_a_form_that_does_not_arrive_is_not_waited_for(served, monkeypatch):
+    """Nobody has to be known to send one."""
+    monkeypatch.setattr("gateway.http.BODY_SECONDS", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    writer.write(
+        b"POST /dashboard/sign-in HTTP/1.1\r\nhost: a\r\nsec-fetch-site: same-origin\r\n"
+        b"content-length: 9\r\n\r\n"
+    )
+    async with asyncio.timeout(20):
+        assert (await reader.readline()).split()[1] == b"400"
+    writer.close()
 
 
 @pytest.mark.parametrize(
