@@ -7,9 +7,11 @@ A part is whole or not there. Names of files and ids of uploads are checked by t
 a client says becomes a path. All methods block.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
@@ -72,9 +74,13 @@ class DirectoryParts:
             raise UploadGone(upload) from error
 
     def sizes(self, upload: str) -> dict[str, int]:
-        folder = self._root / upload
-        paths = folder.iterdir() if folder.is_dir() else ()
-        return {path.name: path.stat().st_size for path in paths if path.is_file()}
+        """What is discarded while we look is not there."""
+        found: dict[str, int] = {}
+        with suppress(FileNotFoundError), os.scandir(self._root / upload) as entries:
+            for entry in entries:
+                if entry.is_file():
+                    found[entry.name] = entry.stat().st_size
+        return found
 
     def read(self, upload: str, name: str) -> Iterator[bytes]:
         try:
