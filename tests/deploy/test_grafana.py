@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.exported import exported_names
+from tests.deploy.exported import Scraped, exported_names
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 BOARDS = sorted(FOLDER.glob("*.json"))
@@ -75,6 +75,20 @@ def test_a_board_is_whole(file: Path) -> None:
     for expression in expressions(board):
         for left, right in ("()", "[]", "{}"):
             assert expression.count(left) == expression.count(right), expression
+
+
+def test_a_label_that_no_sample_has_is_missed() -> None:
+    """The test of whole servers (tests/e2e/test_fleet.py) holds every expression to their pages."""
+    scraped = Scraped.of(
+        '# TYPE loratorio_x counter\nloratorio_x_total{a="1",b="2"} 3.0\n'
+        "# TYPE loratorio_x_total counter\n"
+        "# TYPE vllm:y gauge\nvllm:y 1.0\n# TYPE loratorio_z gauge\n"
+    )
+    assert scraped.missing('sum by (a, pod) (rate(loratorio_x_total{b="2"}[5m]))') == set()
+    assert scraped.missing('sum by (c) (rate(loratorio_x_total{d!="2"}[5m]))') == {"c", "d"}
+    assert scraped.missing("max by (a) (vllm:y)") == {"a"}
+    assert scraped.missing("max by (a) (loratorio_z)") == set()  # nothing is known of it
+    assert scraped.missing("loratorio_w / vllm:y") == {"loratorio_w"}
 
 
 def test_vllms_own_dashboard_finds_its_metrics() -> None:

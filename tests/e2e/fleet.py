@@ -33,6 +33,13 @@ BASE = "small"
 CONTEXT = 4096  # tokens
 
 
+def page(port: int) -> str:
+    """Of metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
 @dataclass
 class Process:
     """One program; its output goes to ``log``."""
@@ -177,9 +184,7 @@ class Fleet:
 
     def metric(self, engine: str, name: str, **labels: str) -> float:
         """Of an engine's own page, summed over the series that have these labels; 0: none has."""
-        url = f"http://127.0.0.1:{self.ports[f'{engine} metrics']}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            page = answer.read().decode()
-        series = re.findall(rf"^{re.escape(name)}(?:{{(.*)}})? (\S+)$", page, re.MULTILINE)
+        said_now = page(self.ports[f"{engine} metrics"])
+        series = re.findall(rf"^{re.escape(name)}(?:{{(.*)}})? (\S+)$", said_now, re.MULTILINE)
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(float(value) for said, value in series if all(one in said for one in wanted))

@@ -11,7 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.fleet import BASE, Fleet, Process
+from tests.deploy.exported import Scraped, expressions
+from tests.e2e.fleet import BASE, Fleet, Process, page
 from tests.e2e.server import eventually, loratorio
 from tests.services import Postgres
 
@@ -81,6 +82,15 @@ def books(fleet: Fleet) -> None:
     assert eventually(agree, 60.0)
 
 
+def shown(fleet: Fleet) -> None:
+    """What dashboards, alerts and autoscalers read is there to be read."""
+    ports = [settings.metrics_port for settings in fleet.settings]
+    ports += [fleet.ports[f"{name} metrics"] for name in fleet.engines]
+    scraped = Scraped.of("".join(map(page, ports)))
+    missing = {asked: lacks for asked in expressions() if (lacks := scraped.missing(asked))}
+    assert missing == {}
+
+
 def drained(fleet: Fleet, engine: str) -> None:
     """Told to end, it says all of the answer that it is at."""
     stream = ask(
@@ -106,6 +116,7 @@ def test_two_gateways_and_two_engines_are_one_server(
             fleet.engines[warm] = giver
             fleet.until_up(2)
             handed_over(fleet, warm, other)
+            shown(fleet)
             books(fleet)
             drained(fleet, other)
         ended: list[Process] = fleet.gateways
