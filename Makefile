@@ -96,7 +96,7 @@ bench-dashboard: .venv/dev-ready ## measure each page over millions of roll-ups,
 bench-gpu: $(GPU_READY) ## measure kernels and steps on this GPU, into bench/results
 	$(GPU_PYTHON) -m engine bench all $(ARGS)
 
-report: .venv/dev-ready ## write the numbers of bench/results into README.md
+report: .venv/dev-ready ## write the numbers of bench/results into README.md and docs/numbers.md
 	$(BIN)/python -m bench.report
 
 clean: ## remove the virtual environment, caches and the demo's data

@@ -1,15 +1,16 @@
-"""Writes the measured numbers into README.md: no number stands there that no file backs.
+"""Writes the measured numbers into the documents: no number stands there that no file backs.
 
 Reads ``bench/results/<device>/<name>.json`` (lists of rows, see ``engine/bench/rows.py``),
 replaces what stands between the two markers, one table a file, and draws plots beside the files.
-Every table names the commit, the date and the command that measured it.
+``docs/numbers.md`` has all of them, the README those that people ask for first. Every table names
+the commit, the date and the command that measured it.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from bench import pictures
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
+FIRST = ("h200/decode-llama-3.1-8b-awq-r16", "h200/prefill-llama-3.1-8b-awq-r16",
+         "h200/mixed-llama-3.1-8b-awq-r16")  # fmt: skip
+DOCUMENTS: dict[str, Collection[str] | None] = {"README.md": FIRST, "docs/numbers.md": None}
 BEGIN, END = "<!-- numbers: begin (make report) -->", "<!-- numbers: end -->"
 HEADERS = ("what", "ours", "unit", "another engine", "hardware floor")
 STEPS = ("sequences", "adapters", "ours, ms", "P99", "best other engine, ms", "ours to it",
@@ -30,18 +34,22 @@ class MarkersMissing(ValueError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail if README.md is out of date")
+    parser.add_argument("--check", action="store_true", help="fail if a document is out of date")
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the documents")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--document", type=Path, default=ROOT / "README.md")
     options = parser.parse_args(arguments)
-    text = options.document.read_text("utf-8")
-    fresh = insert(text, render(options.results, beside=options.document.parent))
+    written = {}
+    for name, only in DOCUMENTS.items():
+        document = options.root / name
+        tables = render(options.results, beside=document.parent, only=only)
+        written[document] = insert(document.read_text("utf-8"), tables)
+    stale = [path.name for path, text in written.items() if path.read_text("utf-8") != text]
     if options.check:
-        return int(fresh != text)
+        return int(bool(stale))
     drawn = [svg for path, rows in _files(options.results) for svg in pictures.write(path, rows)]
-    options.document.write_text(fresh, "utf-8")
-    state = "is up to date" if fresh == text else "rewritten"
-    print(f"{options.document.name} {state}, {len(drawn)} plots drawn")
+    for path, text in written.items():
+        path.write_text(text, "utf-8")
+    print(f"rewritten: {', '.join(stale) or 'nothing'}; {len(drawn)} plots drawn")
     return 0
 
 
@@ -54,13 +62,18 @@ def insert(document: str, tables: str) -> str:
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
-def render(results: Path, *, beside: Path | None = None) -> str:
+def render(
+    results: Path, *, beside: Path | None = None, only: Collection[str] | None = None
+) -> str:
     """Markdown tables of every result below the folder, by device and file, in stable order.
 
     ``beside``: the folder of the document, for links to the plots; without it there are none.
+    ``only``: the files that are meant, as ``device/name``.
     """
     sections = []
     for path, rows in _files(results):
+        if only is not None and f"{path.parent.name}/{path.stem}" not in only:
+            continue
         section = _section(path, rows)
         if section and beside is not None:
             section += _links(path, rows, beside)

@@ -1,4 +1,4 @@
-"""The numbers in the README are those of the result files."""
+"""The numbers in the documents are those of the result files."""
 
 import json
 from pathlib import Path
@@ -38,5 +38,5 @@ def test_a_document_without_markers_is_refused():
         report.insert("no place", "new")
 
 
-def test_the_readme_holds_the_numbers_of_the_results():
+def test_the_documents_hold_the_numbers_of_the_results():
     assert report.main(["--check"]) == 0, "run `make report`"

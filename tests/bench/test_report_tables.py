@@ -62,23 +62,34 @@ def test_a_decode_step_is_one_line_with_its_peer_and_its_floor(results: Path):
     assert "| serve closed llama-3.1-8b awq: requests | 3 | requests/s |" in tables
 
 
-def test_the_document_is_rewritten_once_and_links_to_plots_that_are_there(results: Path, capsys):
-    document = results.parent / "README.md"
-    document.write_text(f"top\n{report.BEGIN}\n{report.END}\nend\n")
-    given = ["--results", str(results), "--document", str(document)]
+@pytest.fixture
+def root(results: Path) -> Path:
+    for name in report.DOCUMENTS:
+        document = results.parent / name
+        document.parent.mkdir(exist_ok=True)
+        document.write_text(f"top\n{report.BEGIN}\n{report.END}\nend\n")
+    return results.parent
+
+
+def test_documents_are_rewritten_once_and_link_to_plots_that_are_there(root: Path, capsys):
+    Report("NVIDIA H200", DECODE, ["decode"]).write(
+        root / "results", Path(report.FIRST[0]).name, {}
+    )
+    given = ["--results", str(root / "results"), "--root", str(root)]
     assert report.main([*given, "--check"]) == 1
     assert report.main(given) == 0
     assert report.main([*given, "--check"]) == 0
-    assert "3 plots drawn" in capsys.readouterr().out
-    links = re.findall(r"!\[.*?\]\((.*?)\)", document.read_text())
-    assert len(links) == 3
-    assert all((results.parent / link).is_file() for link in links)
+    assert "rewritten: README.md, numbers.md; 4 plots drawn" in capsys.readouterr().out
+    for name, plots in (("README.md", 1), ("docs/numbers.md", 4)):
+        document = root / name
+        links = re.findall(r"!\[.*?\]\((.*?)\)", document.read_text())
+        assert len(links) == plots
+        assert all((document.parent / link).is_file() for link in links)
 
 
-def test_a_plot_is_sound_xml_with_a_line_for_each_series(results: Path):
-    document = results.parent / "README.md"
-    document.write_text(f"{report.BEGIN}\n{report.END}")
-    report.main(["--results", str(results), "--document", str(document)])
+def test_a_plot_is_sound_xml_with_a_line_for_each_series(root: Path):
+    results = root / "results"
+    report.main(["--results", str(results), "--root", str(root)])
     tree = ElementTree.parse(results / "h200" / "decode.svg")
     tags = [element.tag.rpartition("}")[2] for element in tree.iter()]
     assert tags.count("polyline") == 6  # ours, peer and floor, of the base and of 64 adapters
