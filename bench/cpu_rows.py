@@ -76,6 +76,7 @@ def _label(row: Row) -> str:
 
 
 def _module() -> str:
-    """That is run: ``bench.cpu``, or the package whose ``__main__`` it is."""
-    file = Path(sys.argv[0])
-    return f"bench.{file.parent.name if file.stem == '__main__' else file.stem}"
+    """That is run: ``bench.cpu`` or ``bench.gateway.soak``, or the package of a ``__main__``."""
+    folders, file = Path(sys.argv[0]).resolve().parts[:-1], Path(sys.argv[0])
+    packages = folders[len(Path(__file__).resolve().parts) - 2 :]
+    return ".".join([*packages, *([] if file.stem == "__main__" else [file.stem])])

@@ -6,7 +6,7 @@ The gateway of ``python -m bench.gateway`` with every check on, and traffic of a
 (``traffic.py``) from many tenants. After each fiftieth part, or 10,000, their owners change keys
 and adapters, a batch is answered, and memory is looked at once the ledger has every request. What
 counts is what the process alone holds, swapped out or not: pages of files, which others may share,
-are left out. The database grows by 0.7 KiB a request; the usage log is deleted as it is settled.
+are left out. The database grows by 0.9 KiB a request; the usage log is deleted as it is settled.
 
 In the first half pools, caches and the allocator's arenas fill. Over the second the growth is the
 slope of a straight line, give or take twice its standard error. Exits with 1 where all of that is
