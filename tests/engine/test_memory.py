@@ -1,11 +1,9 @@
 """Whatever requests leave behind in an engine ends: it holds no more after twice as many.
 
-What is counted are the interpreter's blocks of memory, of which every object, however plain, takes
-one or more. So a request that leaves one thing behind shows as a request each.
+What is counted are the objects that can be reached from the loop, however plain they are. So a
+request that leaves one thing behind shows as a request each.
 """
 
-import gc
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +12,7 @@ from engine.counts import CountRecord
 from engine.protocol import Retire
 from tests.engine.harness import Harness, config
 from tests.fakes.runner import build
+from tests.reachable import reachable
 
 MANY = 300
 
@@ -34,21 +33,20 @@ def finish(engine: Harness) -> None:
     engine.core.outbox.take()
 
 
-def blocks_after(engine: Harness, serve: Callable[[int], None], numbers: range) -> int:
+def held_after(engine: Harness, serve: Callable[[int], None], numbers: range) -> int:
     for number in numbers:
         serve(number)
         finish(engine)
         engine.parts.runner.plans.clear()
         engine.parts.host.requested.clear()
         engine.clock.advance(0.01)
-    gc.collect()
-    return sys.getallocatedblocks()
+    return reachable(engine.core)
 
 
 def assert_flat(engine: Harness, serve: Callable[[int], None]) -> None:
     """Of as many requests again, not every second one leaves a thing."""
-    first = blocks_after(engine, serve, range(MANY))
-    then = blocks_after(engine, serve, range(MANY, 2 * MANY))
+    first = held_after(engine, serve, range(MANY))
+    then = held_after(engine, serve, range(MANY, 2 * MANY))
     assert then - first < MANY / 2
 
 
@@ -66,12 +64,12 @@ def test_prompts_that_are_all_different_leave_nothing_once_the_pages_are_full(
     def serve(number: int) -> None:
         engine.submit(f"r{number}", [number % 97, number // 97, *[7] * 20], 2)
 
-    blocks_after(engine, serve, range(-200, 0))  # six pages each
+    held_after(engine, serve, range(-200, 0))  # six pages each
     assert_flat(engine, serve)
 
 
 def test_tenants_that_come_and_go_leave_nothing(engine: Harness) -> None:
-    blocks_after(
+    held_after(
         engine, lambda n: engine.submit(f"w{n}", [5], 2, tenant=f"early {n}"), range(MANY)
     )  # these have labels in the metrics
     assert_flat(engine, lambda n: engine.submit(f"r{n}", [5], 2, tenant=f"tenant {n}"))

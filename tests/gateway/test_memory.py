@@ -5,11 +5,8 @@ request that leaves one thing behind shows as a request each. What the ledger an
 seen by the soak alone (``make soak-gateway``).
 """
 
-import asyncio
-import gc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 
 import orjson
 import pytest
@@ -22,9 +19,9 @@ from gateway.limits.rules import Rates
 from tests.fakes.clock import until
 from tests.gateway.quotas import book, limiter_of
 from tests.gateway.serving import BASE, KEY, LIMITED_KEY, Server, serving
+from tests.reachable import reachable
 
 MANY = 100
-CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, FrameType, asyncio.AbstractEventLoop)
 PLENTY = Rates(requests_per_minute=10**6, tokens_per_day=10**9, concurrency=1000)
 FEW = Rates(requests_per_minute=1)
 
@@ -59,16 +56,6 @@ async def held_after(server: Server, ask: Callable[[int], Ask], numbers: range) 
     await until(lambda: server.metrics.inflight._value.get() == 0)
     server.recorder.records.clear()  # the fake keeps them
     return reachable(server.routes, server.metrics)
-
-
-def reachable(*roots: object) -> int:
-    seen, ahead = set[int](), list(roots)
-    while ahead:
-        each = ahead.pop()
-        if id(each) not in seen and not isinstance(each, CODE):
-            seen.add(id(each))
-            ahead += gc.get_referents(each)
-    return len(seen)
 
 
 @pytest.mark.parametrize(
