@@ -162,8 +162,10 @@ class RuleBook:
     plans: dict[str, str] = field(default_factory=dict)  # organisation -> plan
     version: int = 0  # of what was charged: moves when that was corrected
     replaced: Mapping[str, str] = field(default_factory=dict)  # key -> the key whose place it took
-    _known: dict[tuple[Principal, Use], tuple[Rule, ...]] = field(default_factory=dict)
-    _shared: dict[tuple[Principal, Subject], tuple[Rule, ...]] = field(default_factory=dict)
+    _known: dict[tuple[Principal, Use], tuple[Rule, ...]] = field(default_factory=dict, init=False)
+    _shared: dict[tuple[Principal, Subject], tuple[Rule, ...]] = field(
+        default_factory=dict, init=False
+    )
 
     def of(self, who: Principal, use: Use) -> tuple[Rule, ...]:
         """All that hold, the organisation's first."""

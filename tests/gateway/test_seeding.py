@@ -61,7 +61,7 @@ async def test_a_correction_of_what_was_charged_is_read_and_unlocks_at_once(stor
     await limiter.settle(first, 1, 20)
     running = await limiter.reserve(who, "req_2", 1, demand=demand(block=5))
     ledger.costs_of = {"req_old": 1, "req_1": 20}
-    current[0] = replace(rules, version=1, _known={})
+    current[0] = replace(rules, version=1)
     again = await limiter.reserve(who, "req_3", 1, demand=demand(block=20))
     rule = again.purses[0][0]
     assert await state(limiter, rule) == (21, running.money + again.money)
@@ -84,9 +84,10 @@ async def test_what_settles_while_a_counter_is_read_anew_counts_once(store, who)
     go.set()
     lease = await limiter.reserve(who, "req_1", 1, demand=demand())
     go.clear(), begun.clear()
-    current[0] = replace(rules, version=1, _known={})
+    current[0] = replace(rules, version=1)
     asking = asyncio.create_task(limiter.reserve(who, "req_2", 1, demand=demand()))
-    await begun.wait()
+    async with asyncio.timeout(10):
+        await begun.wait()
     ledger.costs_of["req_1"] = 33  # its log was faster than its settlement
     await limiter.settle(lease, 1, 33)
     go.set()
