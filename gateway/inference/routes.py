@@ -221,7 +221,9 @@ class Routes:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                more = {"x-request-id": new_id("req"), **await self._limits(scope, receive)}
+                more = {"x-request-id": new_id("req")}
+                if message["status"] != HTTPStatus.UNAUTHORIZED:  # a key was just looked for
+                    more |= await self._limits(scope, receive)
                 raw = [(name.encode(), value.encode()) for name, value in more.items()]
                 message = {**message, "headers": [*message.get("headers", ()), *raw]}
             await send(message)
