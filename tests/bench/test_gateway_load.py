@@ -1,26 +1,17 @@
 """The benchmark's clients tell whole answers and streams apart, time them, and fail loudly."""
 
-import asyncio
-
 import pytest
 
 from bench.gateway.load import LoadFailed, chat, closed_loop, open_loop, percentile, request
 from bench.gateway.peers import bare, plain
-from gateway.listener import Listener
-from tests.fakes.clock import until
+from tests.bench.listening import listening
 
 
 @pytest.fixture(params=[bare, plain], ids=["asgi", "fastapi"])
 async def port(request):
     application = request.param if request.param is bare else plain()
-    listener = Listener(application, "127.0.0.1", 0)
-    task = asyncio.create_task(listener.run_until_stopped())
-    await until(lambda: listener.started)
-    yield listener.port
-    task.cancel()
-    await asyncio.wait([task])
-    for server in listener.servers:
-        server.close()
+    async with listening(application) as port:
+        yield port
 
 
 async def test_answers_are_timed_to_their_first_and_last_byte(port):

@@ -1,15 +1,12 @@
 """The soak's clients send what they were told to, and its slope says how sure it is."""
 
-import asyncio
-
 import pytest
 
 from bench.gateway.load import LoadFailed
 from bench.gateway.pump import Ask, Pump
 from bench.gateway.soak import Sample, Slope, slope
 from bench.gateway.traffic import Tenant, Traffic
-from gateway.listener import Listener
-from tests.fakes.clock import until
+from tests.bench.listening import listening
 
 ANSWER = [(b"content-type", b"text/plain")]
 
@@ -30,14 +27,8 @@ async def echo(scope, receive, send):
 
 @pytest.fixture
 async def port():
-    listener = Listener(echo, "127.0.0.1", 0)
-    task = asyncio.create_task(listener.run_until_stopped())
-    await until(lambda: listener.started)
-    yield listener.port
-    task.cancel()
-    await asyncio.wait([task])
-    for server in listener.servers:
-        server.close()
+    async with listening(echo) as port:
+        yield port
 
 
 def asked(path: str, *statuses: int, **more: bool) -> Ask:
