@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.column_text import column_text
 from gateway.errors import GatewayError
 from gateway.identity.principal import Principal
 
@@ -145,5 +146,5 @@ def _kind(
 
 
 def storable(text: str, most: int) -> str:
-    """No NUL, which Postgres refuses, no half character, and not endless."""
-    return text[:most].replace("\0", "�").encode("utf-8", "replace").decode()
+    """As a column takes it, and not endless."""
+    return column_text(text[:most])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gateway.column_text import column_text
 from gateway.db import Database, DatabaseUnavailable
 from gateway.errors import Conflict
 from gateway.texts.exchange import Exchange
@@ -102,6 +103,6 @@ class TextKeeper:
 
 
 def storable(text: str) -> str:
-    """No NUL, which Postgres refuses, no half character, and not endless."""
-    safe = text.replace("\0", "�").encode("utf-8", "replace").decode()
+    """As a column takes it, and not endless."""
+    safe = column_text(text)
     return safe if len(safe) <= MOST_TEXT else safe[:MOST_TEXT] + CUT
