@@ -40,7 +40,7 @@ TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # the model com
 SCALES = (".input_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")  # of activations
 IGNORED = (*TABLES, *SCALES)
 CLAIMS = ("quantization_config", "compression_config")  # keys of config.json
-CLAIM_FILES = ("quantize_config.json", "quant_config.json")
+CLAIM_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 GROUPS = ("g_idx", "weight_g_idx")  # of a packed module's inputs
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 

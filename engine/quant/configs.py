@@ -1,10 +1,11 @@
 """Reads the quantisation config of a checkpoint, in the spelling of each tool that writes one.
 
 It is ``quantization_config`` in config.json, or the older ``compression_config`` there
-(compressed-tensors), ``quantize_config.json`` (GPTQ) and ``quant_config.json`` (AWQ). GPTQ and
-AWQ have one setting for all modules; GPTQModel's ``dynamic`` overrides it by regular expression,
-and ``-:`` before one exempts what it matches. AWQ's ``modules_to_not_convert`` is not followed:
-its writers match it in different ways, and the tensors show which modules are quantised.
+(compressed-tensors), ``quantize_config.json`` (GPTQ), ``quant_config.json`` (AWQ) or
+``quantization_config.json`` (AutoRound, see ``auto_round``). GPTQ and AWQ have one setting for
+all modules; GPTQModel's ``dynamic`` overrides it by regular expression, and ``-:`` before one
+exempts what it matches. AWQ's ``modules_to_not_convert`` is not followed: its writers match it in
+different ways, and the tensors show which modules are quantised.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,22 +13,23 @@ from functools import partial
 from typing import Any
 
 from engine.errors import CheckpointInvalid
+from engine.quant.auto_round import NAMES, read_auto_round
 from engine.quant.compressed_config import read_block, read_compressed
 from engine.quant.schemes import (
     BITS,
-    GROUPS,
     Claim,
     Rule,
     Scheme,
     Zeros,
     check,
     names_matching,
+    read_group_size,
     refuse,
 )
 
 Config = Mapping[str, Any]
 Reader = Callable[[str, Config], Claim]
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", *NAMES)
 _UNSERVED = ("rotation", "activation")  # GPTQModel: inputs rotated, or quantised, on the way
 _ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
 
@@ -47,6 +49,8 @@ def _read(source: str, config: Config) -> Scheme:
     check(source, "quant_method", method, METHODS)
     if method == "compressed-tensors":
         return read_compressed(source, config)
+    if method in NAMES:
+        return read_auto_round(source, config)
     if method in ("fp8", "fbgemm_fp8"):
         return Scheme(default=_fp8(source, config))
     for field in _UNSERVED:
@@ -75,7 +79,7 @@ def _gptq(source: str, config: Config) -> Claim:
     return Claim(
         method="gptq",
         bits=bits,
-        group_size=_group_size(source, config.get("group_size", 128)),
+        group_size=read_group_size(source, config.get("group_size", 128)),
         symmetric=config.get("sym"),
         act_order=config.get("desc_act"),
         zeros=_ZEROS.get(layout),
@@ -87,10 +91,11 @@ def _awq(source: str, config: Config) -> Claim:
     check(source, "version", version, ("gemm",))
     check(source, "bits", config.get("bits", config.get("w_bit", 4)), (4,))
     zero_point = config.get("zero_point")
+    size = config.get("group_size", config.get("q_group_size", 128))
     return Claim(
         method="awq",
         bits=4,
-        group_size=_group_size(source, config.get("group_size", config.get("q_group_size", 128))),
+        group_size=read_group_size(source, size),
         symmetric=None if zero_point is None else not zero_point,
     )
 
@@ -105,13 +110,6 @@ def _fp8(source: str, config: Config) -> Claim:
         kind="float",
         block=None if block is None else read_block(source, block),
     )
-
-
-def _group_size(source: str, found: object) -> int:
-    size = -1 if found in (None, 0) else found
-    check(source, "group_size", size, GROUPS)
-    assert isinstance(size, int)
-    return size
 
 
 def _dynamic(source: str, config: Config, read: Reader) -> list[Rule]:

@@ -61,13 +61,31 @@ class Scheme:
 
 def names_matching(source: str, field: str, expression: object) -> Callable[[str], bool]:
     """Accepts the names that ``expression`` matches from their start."""
+    compiled = _compiled(source, field, expression)
+    return lambda module: compiled.match(module) is not None
+
+
+def names_searched(source: str, field: str, expression: object) -> Callable[[str], bool]:
+    """Accepts the names in which ``expression`` is found."""
+    compiled = _compiled(source, field, expression)
+    return lambda module: compiled.search(module) is not None
+
+
+def _compiled(source: str, field: str, expression: object) -> re.Pattern[str]:
     if not isinstance(expression, str):
         refuse(source, field, expression, "a regular expression")
     try:
-        compiled = re.compile(expression)
+        return re.compile(expression)
     except re.error as error:
         refuse(source, field, expression, f"a regular expression ({error})")
-    return lambda module: compiled.match(module) is not None
+
+
+def read_group_size(source: str, found: object) -> int:
+    """Rows of one scale; -1: all of them, which some write as none or 0."""
+    size = -1 if found in (None, 0) else found
+    check(source, "group_size", size, GROUPS)
+    assert isinstance(size, int)
+    return size
 
 
 def check(source: str, field: str, found: object, allowed: tuple[object, ...]) -> None:

@@ -35,7 +35,8 @@ UNNEEDED: dict[str, tuple[bool, str]] = {
     "--guided-decoding-backend": (True, "there is one"),
     "--enable-ssl-refresh": (False, "replaced certificates are always taken anew"),
 }
-QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+STORED = ("awq", "gptq", "compressed-tensors", "fp8", "auto-round")
+QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "inc": "auto-round"}
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +68,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "-q",
         default="auto",
         metavar="METHOD",
-        choices=["auto", "none", "awq", "gptq", "compressed-tensors", "fp8", *QUANTIZATIONS],
+        choices=["auto", "none", *STORED, *QUANTIZATIONS],
         help="refuse a checkpoint that is stored otherwise (default: auto)",
     )
     _add_address(parser.add_argument_group("where"))

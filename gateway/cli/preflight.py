@@ -12,6 +12,13 @@ from pathlib import Path
 from gateway.cli.serve_options import ServeOptions
 
 LOCK_SECONDS = 10.0  # a server that was just killed may still be draining
+CLAIMS = ("quantization_config", "compression_config")  # keys of config.json
+CLAIM_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+METHODS = {  # other words of checkpoints
+    "fbgemm_fp8": "fp8",
+    "auto_round": "auto-round",
+    "intel/auto-round": "auto-round",
+}
 
 
 class CannotServe(Exception):
@@ -55,9 +62,25 @@ def check_checkpoint(path: Path, quantization: str) -> None:
         raise CannotServe(f"--model {path}: config.json cannot be read: {error}") from error
     if not any(path.glob("*.safetensors")):
         raise CannotServe(f"--model {path} holds no *.safetensors")
-    stored = (config.get("quantization_config") or {}).get("quant_method", "none")
+    if not isinstance(config, dict):
+        raise CannotServe(f"--model {path}: config.json is not a JSON object")
+    stored = "none" if quantization == "auto" else _stored_method(path, config)
     if quantization not in ("auto", stored):
         raise CannotServe(f"--quantization {quantization}, but {path} is stored as {stored}")
+
+
+def _stored_method(path: Path, config: dict[str, object]) -> str:
+    """What the first of the claims that a checkpoint may carry calls its method."""
+    claims = [config.get(key) for key in CLAIMS]
+    for name in CLAIM_FILES:
+        with contextlib.suppress(OSError, ValueError):  # the engine says what is wrong with it
+            claims.append(json.loads((path / name).read_text("utf-8")))
+    claim = next((claim for claim in claims if isinstance(claim, dict) and claim), None)
+    if claim is None:
+        return "none"
+    unnamed = "awq" if "zero_point" in claim or "w_bit" in claim else "gptq"
+    method = str(claim.get("quant_method") or unnamed).lower()
+    return METHODS.get(method, method)
 
 
 def free_port(host: str, port: int, flag: str) -> int:

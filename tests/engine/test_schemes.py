@@ -215,3 +215,59 @@ def test_tensors_of_other_methods_are_refused_by_module(tmp_path, written):
         {**written.shape.config},
     )
     assert f"{UP}.weight_scale: found F32" in refusal(tmp_path / "w8a8")
+
+
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False}
+PACKED = "auto_round:auto_gptq"
+
+
+@pytest.mark.parametrize(
+    ("layout", "packing"),
+    [
+        (Layout("gptq", 64), PACKED),
+        (Layout("gptq", 64, zeros="v2"), "auto_round:gptqmodel"),
+        (Layout("gptq", 64, symmetric=True, zeros="v2"), "auto_round"),
+        (Layout("gptq", 64, symmetric=True), None),
+        (Layout("awq", 64), "auto_round:auto_awq"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_auto_round_equals_its_dequantised_one(tmp_path, layout, packing):
+    written = write_checkpoint(tmp_path / "w", WIDE, layout)
+    stored, dense = mixed(written, {V: None, DOWN: None, UP: None})
+    config = ROUND | {
+        "sym": layout.symmetric,
+        "packing_format": packing,
+        "extra_config": {V: {"bits": 16, "data_type": "float"}, r".*1\.mlp\.down": {"bits": 16}},
+    }
+    assert equal_to_dense(tmp_path, written, config, stored, dense)
+
+
+def test_what_auto_round_says_of_one_module_holds_before_an_expression():
+    settings = {r".*proj": {"group_size": 32}, Q: {"bits": 8, "sym": True}, "v_proj": {"bits": 8}}
+    config = ROUND | {"packing_format": PACKED, "extra_config": settings}
+    read = read_scheme({"quantization_config.json": config})
+    assert (read.claim(Q).bits, read.claim(Q).group_size, read.claim(Q).symmetric) == (8, 64, True)
+    assert (read.claim(V).bits, read.claim(V).group_size) == (4, 32)
+    assert read.claim("lm_head").zeros == "v1"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"packing_format": "auto_round:llm_compressor"}, "packing_format='auto_round:llm_comp"),
+        ({"packing_format": ["awq"]}, "packing_format="),
+        ({"data_type": "mx_fp"}, "data_type='mx_fp'"),
+        ({"act_bits": 8}, "act_bits=8"),
+        ({"super_bits": 6}, "super_bits=6"),
+        ({"bits": 2}, "bits=2"),
+        ({"group_size": 16}, "group_size=16"),
+        ({"extra_config": [Q]}, "extra_config="),
+        ({"extra_config": {Q: 8}}, "extra_config"),
+        ({"extra_config": {"(": {}}}, "a regular expression"),
+    ],
+)
+def test_what_auto_round_does_that_we_do_not_serve_is_refused_by_field(change, said):
+    with pytest.raises(CheckpointInvalid) as caught:
+        read_scheme({"config.json": ROUND | {"packing_format": PACKED} | change})
+    assert said in str(caught.value)

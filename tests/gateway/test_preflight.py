@@ -60,6 +60,33 @@ def test_a_checkpoint_stored_otherwise_than_asked_for_is_refused(tmp_path: Path)
         check_checkpoint(stored, "awq")
 
 
+@pytest.mark.parametrize(
+    ("claim", "method"),
+    [
+        ({"bits": 4, "sym": True}, "gptq"),
+        ({"w_bit": 4, "zero_point": True}, "awq"),
+        ({"quant_method": "intel/auto-round"}, "auto-round"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+    ],
+)
+def test_how_a_checkpoint_is_stored_may_be_said_in_a_file_of_its_own(
+    tmp_path: Path, claim: dict[str, object], method: str
+):
+    stored = checkpoint(tmp_path)
+    check_checkpoint(stored, "none")
+    (stored / "quantize_config.json").write_text(json.dumps(claim))
+    check_checkpoint(stored, method)
+    with pytest.raises(CannotServe, match=f"is stored as {method}"):
+        check_checkpoint(stored, "none")
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path):
+    checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CannotServe, match=r"config\.json is not a JSON object"):
+        check_checkpoint(tmp_path, "awq")
+
+
 def test_a_data_dir_that_cannot_be_made_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotServe, match="--data-dir"):
