@@ -6,7 +6,8 @@ BIN := .venv/bin
 ARGS ?=
 # One worker for each core; what shares a fixture stays with one of them.
 WORKERS ?= auto
-SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+# A worker that was lost is not replaced, for xdist then waits for ever.
+SPREAD := -n $(WORKERS) --maxprocesses 8 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder
 UNIT := -m "not gpu and not slow and not e2e"
 # A machine whose python already has torch needs no set-up: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -19,6 +20,9 @@ WHEEL ?= $(CACHE)/wheel
 FOCUS ?= $(CACHE)/focus
 FOCUS_PYTHON ?= python3.12
 DEMO := .data/demo/smollm2-135m-instruct
+
+# What these run takes as long as it is told to.
+test-soak test-chaos test-compat test-clients test-wheel test-ray test-focus: export PYTEST_TIMEOUT = 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo-speculators test check lint test-gpu fuzz test-soak test-chaos soak-gateway test-compat test-clients test-ray test-focus test-wheel bench-cpu bench-dashboard bench-gpu report clean

@@ -4,13 +4,20 @@ Under ``pytest -n`` a file's tests stay together, for they share what its fixtur
 all that start the dashboard and its browser.
 """
 
+import asyncio
+import faulthandler
 import importlib.util
+import io
 import os
+import sys
+import threading
+from collections.abc import Generator, Iterator
 
 import pytest
 
 # Take longest; begun first, they do not leave one worker alone at the end.
 FIRST = ("tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
+LEFT_S = 100  # after its limit, for a test to end
 # Folders whose files share a server, and so a worker.
 ONE_SERVER = ("tests/dashboard",)
 
@@ -30,6 +37,55 @@ def _be_patient() -> None:
     patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("patient", settings(), **patient)
     settings.load_profile("patient")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Gives up a process that does not come back from a test that ran out of time either."""
+    limit = _limit(item)
+    giving_up = threading.Timer(limit + LEFT_S, _give_up, [item.nodeid])
+    giving_up.daemon = True
+    if limit:
+        giving_up.start()
+    try:
+        return (yield)
+    finally:
+        giving_up.cancel()
+
+
+def _limit(item: pytest.Item) -> float:
+    """Seconds; 0: none."""
+    if not item.config.pluginmanager.hasplugin("timeout"):  # a machine for kernels alone
+        return 0
+    from pytest_timeout import get_env_settings
+
+    own = item.get_closest_marker("timeout")
+    return float(own.args[0] if own else get_env_settings(item.config).timeout or 0)
+
+
+def _give_up(test: str) -> None:
+    print(f"{test} ran out of time and did not end", file=sys.__stderr__)
+    faulthandler.dump_traceback(sys.__stderr__)
+    os._exit(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of a test that ran out of time the stack shows the event loop, which tells nothing."""
+    report = yield
+    if call.excinfo and "Timeout" in str(call.excinfo.value) and report.failed:
+        report.sections.append(("tasks that waited", "\n".join(_waiting())))
+    return report
+
+
+def _waiting() -> Iterator[str]:
+    for task in list(asyncio.tasks._all_tasks):  # type: ignore[attr-defined]
+        if not task.done():
+            text = io.StringIO()
+            task.print_stack(file=text)
+            yield text.getvalue()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
