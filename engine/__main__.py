@@ -17,6 +17,7 @@ from typing import Any
 
 from prometheus_client import start_http_server
 
+from engine.address import AddressInvalid, FileAddress, read_address
 from engine.beats import Beats
 from engine.built import Built
 from engine.cli import Tool, parse
@@ -36,7 +37,6 @@ from engine.team.ending import end_process
 from engine.timeline import Timeline
 from engine.tls import Guard, ServerTls, TlsFiles, TlsInvalid, Tokens
 from engine.traces import RequestTraces
-from engine.transport import AddressInvalid
 from engine.vllm_metrics import About
 
 log = logging.getLogger("engine")
@@ -188,8 +188,8 @@ def _guard(config: EngineConfig) -> Guard:
 
 
 def _warn_of_strangers(config: EngineConfig) -> None:
-    kind, _, place = config.listen.partition(":")
-    near = kind == "unix" or place.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
+    at = read_address(config.listen)
+    near = isinstance(at, FileAddress) or at.host in ("127.0.0.1", "::1", "localhost")
     if not near and config.token_file is None and config.ssl_ca_certs is None:
         asked = "--token-file, or tls: with --ssl-ca-certs"
         log.warning("whoever reaches %s may use this engine: ask for %s", config.listen, asked)

@@ -4,16 +4,20 @@ Read at start-up, frozen, passed down by argument. Nothing below ``__main__`` re
 environment variable, and no other module computes these numbers again.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
+from engine.address import AddressInvalid, FileAddress, read_address, read_net_address
 from engine.errors import ConfigError
 from engine.protocol import Role
 from engine.speculation.settings import SpeculationSettings
 
 SPECULATING = 64  # sequences that may have all their drafts in one pass: beyond, it hardly pays
 
-ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104  listening there says nothing about the way here
+ANY_HOST = ("0.0.0.0", "::")  # noqa: S104  listening there says nothing about the way here
+A = TypeVar("A")
 
 
 class Device(StrEnum):
@@ -121,8 +125,8 @@ class EngineConfig:
                 self._at_least(name, value, 1)
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port={self.metrics_port} must be between 0 and 65535")
-        self._check_door()
         self._check_way_here()
+        self._check_door()
         if self.max_model_len is not None:
             self._at_least("max_model_len", self.max_model_len, 2)  # one prompt token, one more
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -216,13 +220,16 @@ class EngineConfig:
         return self.handoff_listen is not None and self.role is not Role.PREFILL
 
     def _check_way_here(self) -> None:
-        if self.register is not None and self.advertise is None:
-            host = self.listen.partition(":")[2].rpartition(":")[0].strip("[]")
-            if self.listen.startswith("unix:") or host in ANY_HOST:
-                raise ConfigError(
-                    f"register: gateways elsewhere cannot reach {self.listen};"
-                    " say with advertise=tcp:HOST:PORT or tls:HOST:PORT what they can"
-                )
+        if self.advertise is not None:
+            _kind("advertise", self.advertise)
+        at = _checked("listen", self.listen, read_address)
+        if self.register is None or self.advertise is not None:
+            return
+        if isinstance(at, FileAddress) or at.host in ANY_HOST:
+            raise ConfigError(
+                f"register: gateways elsewhere cannot reach {self.listen};"
+                " say with advertise=tcp:HOST:PORT or tls:HOST:PORT what they can"
+            )
 
     def _at_least(self, name: str, value: int, least: int) -> None:
         if value < least:
@@ -251,9 +258,13 @@ class EngineConfig:
 
 
 def _kind(name: str, address: str) -> str:
-    """Of an address where pages come. Raises ConfigError."""
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind not in ("tcp", "tls") or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{name}={address} must be tcp:HOST:PORT or tls:HOST:PORT")
-    return kind
+    """Of an address that others reach. Raises ConfigError."""
+    return _checked(name, address, read_net_address).kind
+
+
+def _checked(name: str, address: str, read: Callable[[str], A]) -> A:
+    """Raises ConfigError."""
+    try:
+        return read(address)
+    except AddressInvalid as error:
+        raise ConfigError(f"{name}={address[:200]} must be one of {error.expected}") from error

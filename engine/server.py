@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from engine.address import HostPort, NetAddress, read_address
 from engine.core import Gone, Heard, Said
 from engine.mailbox import Mailbox
 from engine.protocol import (
@@ -99,9 +100,9 @@ class Server:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         server = await listen(self.address, self._meet, self._guard.tls)
-        if not self.address.startswith("unix:"):
-            host = self.address.rpartition(":")[0]
-            self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
+        if isinstance(at := read_address(self.address), NetAddress):
+            place = HostPort(at.host, server.sockets[0].getsockname()[1])
+            self.address = str(NetAddress(at.kind, place))
 
         def wake() -> None:
             loop.call_soon_threadsafe(self._deliver)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from engine.address import AddressInvalid, FileAddress, read_address
 from engine.tls import HANDSHAKE_S, ClientTls, ServerTls, TlsFiles
 
 In = TypeVar("In")
@@ -23,13 +24,6 @@ READ_BYTES = 256 << 10
 
 class ConnectionLost(Exception):
     """The peer closed, died or sent a frame we cannot accept."""
-
-
-class AddressInvalid(ValueError):
-    """None of ``unix:PATH``, ``tcp:HOST:PORT`` and ``tls:HOST:PORT``."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(f"{address!r} is none of unix:PATH, tcp:HOST:PORT and tls:HOST:PORT")
 
 
 class Connection(Generic[In, Out]):
@@ -135,18 +129,15 @@ async def dial(
 
     Raises AddressInvalid or ConnectionLost.
     """
-    kind, _, rest = address.partition(":")
+    to = read_address(address)
     try:
-        if kind == "unix" and rest:
-            return await asyncio.open_unix_connection(rest)
-        host, _, port = rest.rpartition(":")
-        if kind == "tcp" and host and port.isdigit():
-            return await asyncio.open_connection(host, int(port))
-        if kind == "tls" and host and port.isdigit():
-            return await _dial_tls(host, int(port), tls or ClientTls(TlsFiles()))
+        if isinstance(to, FileAddress):
+            return await asyncio.open_unix_connection(to.path)
+        if to.kind == "tls":
+            return await _dial_tls(to.host, to.port, tls or ClientTls(TlsFiles()))
+        return await asyncio.open_connection(to.host, to.port)
     except OSError as error:
         raise ConnectionLost(f"{address}: {error}") from error
-    raise AddressInvalid(address)
 
 
 async def _dial_tls(
@@ -156,7 +147,7 @@ async def _dial_tls(
         host,
         port,
         ssl=tls.context,
-        server_hostname=tls.server_name or host.strip("[]"),
+        server_hostname=tls.server_name or host,
         ssl_handshake_timeout=HANDSHAKE_S,
     )
 
@@ -166,17 +157,16 @@ async def listen(address: str, handler: Handler, tls: ServerTls | None = None) -
 
     Raises AddressInvalid, or OSError where that is not possible.
     """
-    kind, _, rest = address.partition(":")
-    if kind == "unix" and rest:
-        return await _listen_on_file(Path(rest), handler)
-    host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isdigit():
-        return await asyncio.start_server(handler, host, int(port))
-    if kind == "tls" and host and port.isdigit() and tls is not None:
-        return await asyncio.start_server(
-            handler, host, int(port), ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S
-        )
-    raise AddressInvalid(address)
+    at = read_address(address)
+    if isinstance(at, FileAddress):
+        return await _listen_on_file(at.path, handler)
+    if at.kind == "tcp":
+        return await asyncio.start_server(handler, at.host, at.port)
+    if tls is None:
+        raise AddressInvalid(address, why="there is no certificate for TLS")
+    return await asyncio.start_server(
+        handler, at.host, at.port, ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S
+    )
 
 
 async def _listen_on_file(path: Path, handler: Handler) -> asyncio.Server:

@@ -10,6 +10,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.address import HostPort, NetAddress, read_net_address
 from engine.config import EngineConfig
 from engine.handoff.channel import Channel, PlainChannel, TlsChannel
 from engine.handoff.stream import FrameStream, HandoffFailed
@@ -38,23 +39,13 @@ def handoff_tls(config: EngineConfig) -> HandoffTls | None:
     )
 
 
-def split(address: str) -> tuple[str, str, int]:
-    """Kind, host and port. Raises ValueError."""
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind not in ("tcp", "tls") or not host or not 0 <= int(port) <= 65535:
-        raise ValueError("neither tcp:HOST:PORT nor tls:HOST:PORT")
-    return kind, host.strip("[]"), int(port)
-
-
 def listen(address: str) -> tuple[socket.socket, str]:
     """A listening socket, and the address with the port that was chosen for 0. Raises OSError."""
-    kind, host, port = split(address)
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    made = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    at = read_net_address(address)
+    family = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)[0][0]
+    made = socket.create_server((at.host, at.port), family=family, backlog=BACKLOG)
     made.setblocking(False)
-    shown = f"[{host}]" if ":" in host else host
-    return made, f"{kind}:{shown}:{made.getsockname()[1]}"
+    return made, str(NetAddress(at.kind, HostPort(at.host, made.getsockname()[1])))
 
 
 async def taken(
@@ -70,15 +61,15 @@ async def taken(
 async def dial(address: str, tls: HandoffTls | None, *, timeout_s: float) -> FrameStream:
     """Raises HandoffFailed."""
     try:
-        kind, host, port = split(address)
-        _same_kind(kind, tls)
+        to = read_net_address(address)
+        _same_kind(to.kind, tls)
         async with asyncio.timeout(timeout_s):
-            connected = await _connect(host, port)
+            connected = await _connect(to.host, to.port)
     except (OSError, ValueError, TimeoutError) as error:
         raise HandoffFailed(f"{address}: {str(error) or 'no answer'}") from error
     channel: Channel = PlainChannel(connected)
     if tls is not None:
-        name = tls.giving.server_name or host
+        name = tls.giving.server_name or to.host
         channel = TlsChannel(channel, tls.giving.context, server_name=name)
     return await _open(channel, address, timeout_s)
 

@@ -7,8 +7,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from engine.address import AddressInvalid
 from engine.client import EngineClient, EngineLost
-from engine.transport import AddressInvalid
 from gateway.cli.console import Console
 from gateway.cli.desk import Commands
 from gateway.cli.stores import stores_of

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 import httpx2
 import msgspec
 
+from engine.address import AddressInvalid
 from engine.client import EngineClient, EngineLost
 from engine.protocol import Counts
 from engine.tls import Credentials
-from engine.transport import AddressInvalid
 from gateway.cli.billing import month
 from gateway.cli.desk import Commands, Desk, add_command
 from gateway.cli.progress import StepBar, Tally

@@ -12,14 +12,17 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from engine.address import NET_KINDS, AddressInvalid, HostPort, NetAddress, read_address
 from gateway.config import ConfigError, Secret
 from gateway.fleet.beating import Beating
 from gateway.fleet.unavailable import DirectoryUnavailable
 
 LOOK_S = 1.0  # between looks at a directory whose answer may change
 DNS_SECONDS = 3.0  # the longest wait for an answer
+FORMS = "unix:PATH, tcp:HOST:PORT, tls:HOST:PORT, dns:HOST:PORT, srv:NAME and redis:"
+T = TypeVar("T")
 
 
 class Directory(Protocol):
@@ -73,7 +76,9 @@ class Dns:
                 found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError) as error:
             raise DirectoryUnavailable(f"dns:{self.host}:{self.port}: {error}") from error
-        return sorted({f"{self.wire}:{_bracketed(str(at[0]))}:{self.port}" for *_, at in found})
+        return sorted(
+            {str(NetAddress(self.wire, HostPort(str(at[0]), self.port))) for *_, at in found}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class Services:
                 found = await self.ask(self.name)
         except (OSError, TimeoutError) as error:
             raise DirectoryUnavailable(f"srv:{self.name}: {error}") from error
-        return sorted({f"{self.wire}:{_bracketed(host)}:{port}" for host, port in found})
+        return sorted({str(NetAddress(self.wire, HostPort(host, port))) for host, port in found})
 
 
 class Several:
@@ -141,29 +146,43 @@ def _place(entry: str, redis_url: Secret | None) -> Directory:
         if redis_url is None:
             raise ConfigError(f"engines: {entry!r} needs a redis_url")
         return Beating.at(redis_url, rest)
-    wire, (host, port) = tls or "tcp", _parts(rest)
-    if wire in ("tcp", "tls") and kind == "dns" and host and port:
-        return Dns(host, port, wire)
-    if wire in ("tcp", "tls") and kind == "srv" and rest:
+    wire = tls or "tcp"
+    if wire in NET_KINDS and kind == "dns":
+        place = _checked(entry, HostPort.read, rest)
+        return Dns(place.host, _dialled(entry, place), wire)
+    if wire in NET_KINDS and kind == "srv" and rest:
         from gateway.fleet.resolver import services  # dnspython, only where it is used
 
         return Services(rest, services, wire)
-    raise ConfigError(
-        f"engines: {entry[:80]!r} is none of unix:PATH, tcp:HOST:PORT, tls:HOST:PORT,"
-        " dns:HOST:PORT, srv:NAME and redis:"
-    )
+    raise _none_of_these(entry)
 
 
 def _is_engine(entry: str) -> bool:
-    kind, _, rest = entry.partition(":")
-    return bool(rest if kind == "unix" else kind in ("tcp", "tls") and all(_parts(rest)))
+    """Raises ConfigError where it looks like one."""
+    if entry.partition(":")[0] not in ("unix", *NET_KINDS):
+        return False
+    at = _checked(entry, read_address, entry)
+    if isinstance(at, NetAddress):
+        _dialled(entry, at.place)
+    return True
 
 
-def _parts(rest: str) -> tuple[str, int]:
-    """Host and port; 0 is none."""
-    host, _, port = rest.rpartition(":")
-    return host, int(port) if port.isascii() and port.isdigit() and int(port) < 1 << 16 else 0
+def _dialled(entry: str, place: HostPort) -> int:
+    """Its port: 0 is for who listens. Raises ConfigError."""
+    if place.port == 0:
+        raise _none_of_these(entry, "; nobody listens on port 0")
+    return place.port
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _checked(entry: str, read: Callable[[str], T], text: str) -> T:
+    """Raises ConfigError."""
+    try:
+        return read(text)
+    except AddressInvalid as error:
+        raise ConfigError(f"engines: {error}") from error
+    except ValueError as error:
+        raise _none_of_these(entry, f"; {error}") from error
+
+
+def _none_of_these(entry: str, why: str = "") -> ConfigError:
+    return ConfigError(f"engines: {entry[:80]!r} is none of {FORMS}{why}")

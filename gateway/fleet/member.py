@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
+from engine.address import AddressInvalid
 from engine.client import EngineClient, EngineLost, Stream, UnequalVersions
 from engine.protocol import Load, Submit, Welcome
 from engine.tls import NO_CREDENTIALS, Credentials
-from engine.transport import AddressInvalid
 
 FIRST_PAUSE = 0.05  # seconds before the second attempt to connect; doubles each time
 LONGEST_PAUSE = 2.0

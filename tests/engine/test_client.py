@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from engine.address import AddressInvalid
 from engine.client import EngineClient, EngineLost, RequestRefused
 from engine.protocol import (
     AdapterRef,
@@ -23,7 +24,7 @@ from engine.protocol import (
     ToGateway,
     Usage,
 )
-from engine.transport import AddressInvalid, Connection, listen
+from engine.transport import Connection, listen
 from tests.fakes.clock import until
 from tests.fakes.engine import EOS, FakeEngine
 

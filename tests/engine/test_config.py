@@ -22,7 +22,10 @@ from engine.protocol import Role
         ({"pool_bytes": -1}, "pool_bytes=-1"),
         ({"grant_timeout_s": -1.0}, "grant_timeout_s=-1.0"),
         ({"role": Role.DECODE}, "handoff_listen says where"),
-        ({"handoff_listen": "unix:/tmp/e"}, "handoff_listen=unix:/tmp/e must be tcp:HOST:PORT"),
+        (
+            {"handoff_listen": "unix:/tmp/e"},
+            "handoff_listen=unix:/tmp/e must be one of tcp:",
+        ),
         ({"handoff_listen": "tcp:h:70000"}, "handoff_listen=tcp:h:70000"),
         ({"handoff_bytes": 0}, "handoff_bytes=0"),
         ({"handoff_timeout_s": 0.0}, "handoff_timeout_s=0.0"),

@@ -9,6 +9,7 @@ import pytest
 from cryptography import x509
 
 from engine.__main__ import _warn_of_strangers
+from engine.address import AddressInvalid
 from engine.client import EngineClient, EngineLost
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -22,7 +23,7 @@ from engine.tls import (
     TlsInvalid,
     Tokens,
 )
-from engine.transport import AddressInvalid, listen
+from engine.transport import listen
 from tests.certificates import Authority, Pair
 from tests.engine.harness import submit
 from tests.engine.test_server import Running

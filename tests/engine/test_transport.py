@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.address import AddressInvalid
 from engine.protocol import Cancel, Goodbye, Hello, Submit, ToEngine, ToGateway
-from engine.transport import MAX_FRAME, AddressInvalid, Connection, ConnectionLost, dial, listen
+from engine.transport import MAX_FRAME, Connection, ConnectionLost, dial, listen
 
 Gateway = Connection[ToGateway, ToEngine]
 Engine = Connection[ToEngine, ToGateway]
