@@ -31,8 +31,10 @@ EMBEDDINGS, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 # Words of a model's name that say how its weights are stored, not which weights they are.
 STORAGE = frozenset({
-    "4bit", "8bit", "awq", "bf16", "bnb", "fp16", "fp8", "gguf", "gptq", "hf", "int4", "int8",
-    "marlin", "meta", "quantized", "unsloth", "w4a16", "w8a16", "g32", "g64", "g128",
+    "128g", "32g", "4bit", "64g", "8bit", "asym", "auto", "autoround", "awq", "bf16", "bnb",
+    "dynamic", "fp16", "fp8", "g128", "g32", "g64", "gguf", "gptq", "gptqmodel", "hf", "inc",
+    "int4", "int8", "marlin", "meta", "quantized", "round", "sym", "unsloth", "w4a16", "w4g128",
+    "w4g32", "w4g64", "w8a16", "w8a8",
 })  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     if not sees(config) or not isinstance(text, dict):
         return dict(config)
-    kind = text.get("model_type", "llama")
+    kind = str(text.get("model_type", "llama"))
     outside = {key: config[key] for key in OUTSIDE if config.get(key) is not None}
     return {
         **(LLAMA if kind == "llama" else {}),

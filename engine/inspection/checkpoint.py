@@ -18,6 +18,7 @@ from engine.inspection.finding import Finding, amount
 from engine.layers.rotary import rotary_table
 from engine.loading import Placement, Weights
 from engine.models.decoder import Layer
+from engine.models.registry import architecture_of
 from engine.models.spec import ModelSpec
 from engine.models.tower import Tower
 from engine.seeing import Seeing
@@ -32,7 +33,7 @@ def inspect_checkpoint(path: Path, progress: Progress) -> Finding:
     reasons: list[str] = []
     try:
         checkpoint = Checkpoint(path)
-        facts["architecture"] = str((checkpoint.whole_config.get("architectures") or ["?"])[0])
+        facts["architecture"] = architecture_of(checkpoint.whole_config)
         spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
         facts |= _shape(spec)
         weights = Weights(checkpoint, spec, Placement(torch.device("cpu"), torch.float16))

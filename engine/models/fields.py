@@ -32,5 +32,9 @@ def number(config: Config, key: str, default: float) -> float:
     return found
 
 
-def flag(config: Config, key: str) -> bool:
-    return bool(config.get(key) or False)
+def flag(config: Config, key: str, default: bool = False) -> bool:
+    """``default`` where the key is absent or null. The word "false" is neither true nor false."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointInvalid(f"config.json: {key}={value!r}; expected true or false")
+    return default if value is None else value

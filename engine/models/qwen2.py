@@ -22,9 +22,10 @@ def qwen_windows(config: Config) -> tuple[int, ...]:
     if kinds is None:
         full = count(config, "max_window_layers", 28, least=0)
         return tuple(window if layer >= full else 0 for layer in range(layers))
-    if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+    known = isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds)
+    if not known or len(kinds) != layers:
         raise CheckpointInvalid(
-            f"config.json: layer_types={kinds}; expected {layers} of {FULL!r} or {SLIDING!r}"
+            f"config.json: layer_types={kinds!r}; expected {layers} of {FULL!r} or {SLIDING!r}"
         )
     if SLIDING in kinds and not window:
         raise CheckpointInvalid(

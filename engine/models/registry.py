@@ -18,7 +18,9 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 
 
 def architecture_of(config: Config) -> str:
-    return str((config.get("architectures") or ["?"])[0])
+    """The first that is named; "?" where none is."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else "?"
 
 
 def read_traits(config: Config) -> Traits:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.errors import CheckpointInvalid
-from engine.models.fields import Config, count, number
+from engine.models.fields import Config, count, flag, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +143,13 @@ def _scaling(kind: str, settings: Config, original: int, max_position: int) -> S
 def _yarn(settings: Config, original: int, max_position: int) -> YarnScaling:
     stated = settings["factor"]
     factor = _factor(max_position / original if stated is None else stated)
-    attention = settings.get("attention_factor")
     return YarnScaling(
         factor=factor,
         original_max_position=original,
-        beta_fast=float(settings.get("beta_fast") or 32),
-        beta_slow=float(settings.get("beta_slow") or 1),
-        attention_factor=_sharpening(settings, factor) if attention is None else float(attention),
-        truncate=bool(settings.get("truncate", True)),
+        beta_fast=number(settings, "beta_fast", 32),
+        beta_slow=number(settings, "beta_slow", 1),
+        attention_factor=number(settings, "attention_factor", _sharpening(settings, factor)),
+        truncate=flag(settings, "truncate", True),
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
 from engine.models.fields import Config, count, flag
+from engine.models.registry import architecture_of
 from engine.models.spec import ModelSpec
 
 ARCHITECTURES = (
@@ -46,7 +47,7 @@ class HeadSpec:
     def read(cls, config: Config, target: ModelSpec) -> "HeadSpec":
         """From ``config.json``. Raises CheckpointInvalid for one that is not of this target."""
         flat = _flat(config)
-        named = str((config.get("architectures") or ["?"])[0])
+        named = architecture_of(config)
         if named not in ARCHITECTURES:
             raise CheckpointInvalid(
                 f"config.json: architecture {named!r} is no EAGLE-3 head; expected "

@@ -260,6 +260,8 @@ def check(path: Path, settings: bytes, tensors: Tensors | None = None) -> bool:
     [
         ("meta-llama/Llama-3.1-8B-Instruct", ("/models/llama-3.1-8b-instruct-awq-int4",), True),
         ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", ("x/Llama-3.1-8B-Instruct",), True),
+        ("Qwen/Qwen3-8B", ("/models/Qwen3-8B-int4-AutoRound-awq-inc",), True),
+        ("Qwen/Qwen3-8B", ("RedHatAI/Qwen3-8B-FP8-dynamic",), True),
         ("x/y", ("/cache/models--x--y/snapshots/" + "a" * 40,), True),
         ("meta-llama/Llama-3.1-8B", ("/models/llama-3.1-8b-instruct-awq-int4",), False),
         ("some/other", ("some/base", "/srv/m"), False),

@@ -53,7 +53,9 @@ def test_layer_types_without_a_window_are_refused():
     assert "use_sliding_window is false" in said
 
 
-@pytest.mark.parametrize("kinds", [[FULL], [FULL, FULL, FULL, "chunked_attention"]])
+@pytest.mark.parametrize(
+    "kinds", [[FULL], [FULL, FULL, FULL, "chunked_attention"], 4, [[FULL]] * 4]
+)
 def test_layer_types_that_we_do_not_know_are_refused(kinds):
     assert "layer_types" in refusal(**QWEN, layer_types=kinds)
 
@@ -100,11 +102,18 @@ def test_another_architecture_is_refused_by_name_with_what_it_would_need(name, n
     assert need in said
 
 
-@pytest.mark.parametrize("config", [{"architectures": ["NewForCausalLM"]}, {"architectures": []}])
+@pytest.mark.parametrize(
+    "config", [{"architectures": ["NewForCausalLM"]}, {"architectures": []}, {"architectures": 1}]
+)
 def test_a_name_we_know_nothing_of_is_refused_with_the_ones_we_serve(config):
     said = refusal(**config)
     assert "Qwen3ForCausalLM" in said
     assert "would need" not in said
+
+
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
+def test_a_word_is_not_taken_for_a_flag(key):
+    assert f"{key}='false'; expected true or false" in refusal(**{key: "false"})
 
 
 @pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
