@@ -86,7 +86,7 @@ async def test_a_keyboard_alone_uploads_and_reasons_of_a_refusal_are_told(
         await page.keyboard.press("Enter")
         await page.wait_for_selector("[data-problems] li")
         assert await page.inner_text("[data-told]") != ""
-        assert await page.locator("progress").is_hidden()
+        await page.wait_for_selector("progress", state="hidden")
         assert await audit(page) == []
     assert "wrong@1" not in await versions(served, project)
 
