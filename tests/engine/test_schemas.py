@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from bench.masks import RandomModel, accepted, p95
+from bench.masks import RandomModel, accepted
 from bench.schemas import all_schemas
 from engine.grammars import LlGrammars
 from gateway.inference.schema import JsonSchema
@@ -47,7 +47,6 @@ def test_every_finished_answer_is_valid(schemas, tmp_path):
         value = json.loads(answer.text.decode())
         kind = jsonschema.validators.validator_for(schemas[name], jsonschema.Draft202012Validator)
         kind(schemas[name], format_checker=kind.FORMAT_CHECKER).validate(value)
-    assert p95(model.timings.compiling) < 0.5  # seconds; some milliseconds on a quiet machine
 
 
 @pytest.mark.parametrize(

