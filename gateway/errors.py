@@ -133,6 +133,10 @@ class PermissionDenied(GatewayError):
     code = "permission_denied"
 
 
+class EndpointDenied(PermissionDenied):
+    """The key is good, and for other paths than this one."""
+
+
 class RouteNotFound(GatewayError):
     status, kind = HTTPStatus.NOT_FOUND, "invalid_request_error"
     code = "not_found"

@@ -8,7 +8,7 @@ meant is loopback too (a web page elsewhere could otherwise have its name point 
 import ipaddress
 from typing import Protocol
 
-from gateway.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from gateway.errors import EndpointDenied, InvalidRequest, PermissionDenied, Unauthenticated
 from gateway.http import Reply, Request
 from gateway.identity.principal import Principal
 
@@ -34,27 +34,28 @@ class Gate:
 
     async def admit(self, request: Request) -> Principal:
         """Raises Unauthenticated, InvalidRequest for more than one key, PermissionDenied."""
-        principal = await self._known(request)
+        principal = await self.recognise(request)
         self._require(principal, request)
         return principal
 
     async def enter(self, request: Request, reply: Reply) -> Principal:
         """As ``admit``; the answer, whatever it will be, says for whom it is."""
-        principal = await self._known(request)
+        principal = await self.recognise(request)
         reply.caller = principal  # who is refused from here on sees it in the request log
-        self._require(principal, request)
         reply.facts |= {"project": principal.project, "key": principal.key}
         reply.headers["openai-organization"] = principal.organisation
         reply.headers["openai-version"] = VERSION
+        self._require(principal, request)
         return principal
 
     async def identify(self, request: Request) -> Principal:
         """As ``admit``, but admin keys too."""
-        principal = await self._known(request)
+        principal = await self.recognise(request)
         require_scope(principal, request.path, address_of(request, self._hops))
         return principal
 
-    async def _known(self, request: Request) -> Principal:
+    async def recognise(self, request: Request) -> Principal:
+        """Whose key it is, whatever that key may do. Raises as ``admit``."""
         if self._open and not is_local(request):
             raise PermissionDenied("This server is open to clients on its own machine only.")
         return await self._keys.recognise(self._key(request))
@@ -80,9 +81,10 @@ class Gate:
 
 
 def require_scope(principal: Principal, path: str, address: str) -> None:
-    """Raises PermissionDenied where the key is not for this path, or not from this address."""
+    """Raises EndpointDenied where the key is not for this path, PermissionDenied where it is not
+    for this address."""
     if principal.endpoints is not None and not _under(path, principal.endpoints):
-        raise PermissionDenied(f"This API key may not be used for {path[:64]}.")
+        raise EndpointDenied(f"This API key may not be used for {path[:64]}.")
     if principal.networks is not None and not _within(address, principal.networks):
         raise PermissionDenied("This API key may not be used from this address.")
 

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import (
+    EndpointDenied,
     GatewayError,
     InvalidRequest,
     ModelUnpriced,
@@ -52,7 +53,7 @@ class Pipeline:
 
     async def serve(self, request: Request, reply: Reply, endpoint: Endpoint) -> None:
         """Answer one request. Raises GatewayError, or ClientGone when nobody waits for it."""
-        principal = await self._do.gate.enter(request, reply)
+        principal = await self._entered(request, reply)
         if not request.headers(HEADER):
             await self.answer(principal, request, reply, endpoint)
             return
@@ -115,11 +116,21 @@ class Pipeline:
 
     async def tell(self, request: Request, reply: Reply, told: Told) -> None:
         """Answer what needs no engine. It counts as a request, whatever is in it."""
-        principal = await self._do.gate.enter(request, reply)
+        principal = await self._entered(request, reply)
         await self._count(principal, reply)
         body = parse_object(await request.json_body(self._do.max_body_bytes))
         reply.asked = model_of(body)
         await reply.json(orjson.dumps(await told(body, principal)))
+
+    async def _entered(self, request: Request, reply: Reply) -> Principal:
+        """A key that is not for this path counts all the same. One that is refused for its address
+        does not: whoever stole it must not use up its owner's rate."""
+        try:
+            return await self._do.gate.enter(request, reply)
+        except EndpointDenied:
+            if reply.caller is not None:
+                await self._count(reply.caller, reply)
+            raise
 
     def _using(self, order: Order) -> AbstractContextManager[None]:
         residents, adapter = self._do.residents, order.target.adapter_id

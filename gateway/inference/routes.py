@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.catalog.target import Target
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, MethodNotAllowed, PermissionDenied
 from gateway.health import Health
 from gateway.http import (
     Asgi,
@@ -124,6 +124,7 @@ class Routes:
         except GatewayError as error:
             reply.facts["error"] = error.detail_code
             self._note(reply, route, error)
+            await self._show_limits(request, reply, error)
             await _tell_failure(reply, error)
         except Exception as error:
             self._do.metrics.faults.total += 1
@@ -234,11 +235,21 @@ class Routes:
         """Nothing for who is not known, and where no key is asked for."""
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return {}
+        return await self._left(Request(scope, receive))
+
+    async def _left(self, request: Request) -> dict[str, str]:
         try:
-            principal = await self._do.gate.identify(Request(scope, receive))
+            principal = await self._do.gate.recognise(request)
             return (await self._do.limiter.headroom(principal)).headers()
         except GatewayError:
             return {}
+
+    async def _show_limits(self, request: Request, reply: Reply, error: GatewayError) -> None:
+        """Whoever has a key is told what is left, also where nothing was counted: where the key
+        is not for this path, or the path not for this method."""
+        if isinstance(error, PermissionDenied | MethodNotAllowed):
+            for name, value in (await self._left(request)).items():
+                reply.headers.setdefault(name, value)
 
     async def _alive(self, request: Request, reply: Reply) -> None:
         await reply.json(b'{"alive":true}')

@@ -118,6 +118,19 @@ async def test_a_wrong_method_says_which_is_right(tmp_path, path, method, allow)
         assert got.headers["allow"] == allow
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/tokenize"])
+async def test_a_wrong_method_tells_whoever_has_a_key_what_is_left(tmp_path, path):
+    async with serving(tmp_path) as server:
+        known = get(path, f"authorization: Bearer {LIMITED_KEY}", method="PUT")
+        for _ in range(2):  # it reaches nothing, and takes nothing
+            got = await ask(server.port, known)
+            assert (got.status, got.headers["x-ratelimit-remaining-requests"]) == (405, "3")
+        for nobody in ("x: 1", "authorization: Bearer sk-unknown"):
+            got = await ask(server.port, get(path, nobody, method="PUT"))
+            assert got.status == 405
+            assert "x-ratelimit-remaining-requests" not in got.headers
+
+
 async def test_an_unknown_path_is_404_in_the_same_shape(tmp_path):
     async with serving(tmp_path) as server:
         got = await ask(server.port, get("/v1/nothing"))

@@ -25,7 +25,7 @@ from gateway.usage.models import Price
 from gateway.usage.recorder import Recorder
 from gateway.usage.repository import LedgerRepository
 from tests.gateway.quotas import Now, book, demand, monthly
-from tests.gateway.serving import BASE, KEY, ask, post, serving
+from tests.gateway.serving import ADMIN_KEY, BASE, KEY, LIMITED_KEY, ask, post, serving
 from tests.gateway.test_admin_cli import Shell
 from tests.gateway.test_ledger import NOON, finished, started
 
@@ -52,6 +52,24 @@ async def test_a_key_for_some_paths_is_refused_on_others(tmp_path):
 async def test_a_key_for_some_addresses_is_refused_from_others(tmp_path):
     for networks, status in ((("127.0.0.0/8",), 200), (("10.0.0.0/8", "::1/128"), 403)):
         assert await statuses(tmp_path, [post(HELLO)], networks=networks) == [status]
+
+
+async def test_a_key_that_is_for_other_paths_or_addresses_is_told_what_is_left(tmp_path):
+    """A path that is not its own counts against it. An address does not: the key may be stolen."""
+    async with serving(tmp_path) as server:
+        keys = server.snapshot.keys
+        limited = keys[LIMITED_KEY]
+        for scope, left in (
+            ({"endpoints": ("/v1/models",)}, ["2", "1", "0"]),
+            ({"networks": ("10.0.0.0/8",)}, ["3", "3", "3"]),
+        ):
+            keys[LIMITED_KEY] = dataclasses.replace(limited, key=f"key_{left[0]}", **scope)
+            got = [await ask(server.port, post(HELLO, key=LIMITED_KEY)) for _ in left]
+            assert [each.status for each in got] == [403] * 3
+            assert [each.headers["x-ratelimit-remaining-requests"] for each in got] == left
+            assert got[0].headers["openai-organization"] == limited.organisation
+        admin = await ask(server.port, post(HELLO, key=ADMIN_KEY))
+        assert (admin.status, admin.error["code"]) == (403, "permission_denied")
 
 
 async def test_the_address_is_what_our_own_proxies_say_and_nobody_else(tmp_path):
