@@ -114,7 +114,7 @@ RESPONSE: dict[str, Schema] = {
     "tools": {"type": "array", "items": {"type": "object"}},
     "tool_choice": {"description": "none, auto, required, or an object that names functions."},
     "top_logprobs": integer(0, MOST_ALTERNATIVES),
-    "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+    "metadata": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 512}},
 }
 
 TOKENIZE: dict[str, Schema] = {

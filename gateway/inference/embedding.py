@@ -108,7 +108,7 @@ def _inputs(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
             "input must be a string, or an array, which is not empty, of strings or token ids.",
             param="input",
         )
-    return checked_prompts(value, "input", most=MOST_INPUTS, noun="items long", text=_text)
+    return checked_prompts(value, "input", most=MOST_INPUTS, noun="items", text=_text)
 
 
 def _text(value: Any, path: str) -> str:

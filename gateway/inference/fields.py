@@ -12,7 +12,7 @@ from gateway.errors import InvalidRequest, InvalidType, MissingParameter
 from gateway.inference.body import INT64, Object
 
 MOST_TOKEN_ID = (1 << 31) - 1
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _KINDS = {
     bool: "a boolean", int: "an integer", float: "a number", str: "a string",
     list: "an array", dict: "an object", type(None): "null",
@@ -75,7 +75,7 @@ class Fields:
     def name(self, name: str) -> str | None:
         """A short printable string: a model's name, an id."""
         value = self.text(name)
-        if value is not None and (_CONTROL.search(value) or len(value) > 512):
+        if value is not None and (CONTROL.search(value) or len(value) > 512):
             raise InvalidRequest(
                 f"{self.at(name)} must be at most 512 characters without control characters.",
                 param=self.at(name),
@@ -89,7 +89,7 @@ class Fields:
         if not isinstance(value, list):
             raise wrong_type(value, "an array", self.at(name))
         if len(value) > most:
-            raise out_of_range(len(value), f"at most {most} items long", self.at(name))
+            raise wrong_count(len(value), f"at most {most}", "items", self.at(name))
         return value
 
     def token_ids(self, name: str, most: int) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def checked_prompts(
     if not isinstance(value[0], str | list):
         return (checked_tokens(value, path),)
     if len(value) > most:
-        raise out_of_range(len(value), f"at most {most} {noun}", path)
+        raise wrong_count(len(value), f"at most {most}", noun, path)
     return tuple(
         checked_tokens(item, f"{path}[{i}]")
         if isinstance(item, list)
@@ -177,6 +177,10 @@ def wrong_type(value: Any, wanted: str, path: str) -> InvalidType:
 
 def out_of_range(value: object, limits: str, path: str) -> InvalidRequest:
     return InvalidRequest(f"{path} is {value}; it must be {limits}.", param=path)
+
+
+def wrong_count(count: int, limits: str, noun: str, path: str) -> InvalidRequest:
+    return InvalidRequest(f"{path} has {count} {noun}; it must have {limits}.", param=path)
 
 
 def missing(path: str) -> MissingParameter:

@@ -10,7 +10,15 @@ from typing import Any
 
 from engine.protocol import Sampling
 from gateway.errors import InvalidRequest
-from gateway.inference.fields import Fields, checked_text, missing, out_of_range, wrong_type
+from gateway.inference.fields import (
+    CONTROL,
+    Fields,
+    checked_text,
+    missing,
+    out_of_range,
+    wrong_count,
+    wrong_type,
+)
 from gateway.inference.sampling import read_bad_words, read_sampling
 from gateway.inference.structure import Structure, read_structure
 from gateway.inference.support import refuse_unsupported
@@ -21,7 +29,8 @@ MOST_STOP_CHARS = 1024
 MOST_STOP_TOKENS = 256
 MOST_CHOICES = 128
 MOST_PROMPT_ALTERNATIVES = 20
-MOST_NAME_CHARS = 256  # of a customer, or a tag with its value
+MOST_NAME_CHARS = 256  # of a customer
+MOST_TAG_CHARS = 64  # of a tag's name; its value is held to what any name is
 MOST_TAGS = 16
 
 
@@ -199,14 +208,15 @@ def _tags(fields: Fields) -> tuple[str, ...]:
         return ()
     names = sorted(metadata.unread)
     if len(names) > MOST_TAGS:
-        raise out_of_range(len(names), f"at most {MOST_TAGS} entries long", "metadata")
-    tags = [f"{name}={metadata.name(name) or ''}" for name in names]
-    for name, tag in zip(names, tags, strict=True):
-        if len(tag) > MOST_NAME_CHARS:
-            raise out_of_range(
-                f"{len(tag)} characters long", f"at most {MOST_NAME_CHARS}", f"metadata.{name[:64]}"
+        raise wrong_count(len(names), f"at most {MOST_TAGS}", "entries", "metadata")
+    for name in names:
+        if not 1 <= len(name) <= MOST_TAG_CHARS or CONTROL.search(name):
+            raise InvalidRequest(
+                f"metadata has the key {name[:80]!r}; keys are 1 to {MOST_TAG_CHARS} characters,"
+                " none of which is a control character.",
+                param="metadata",
             )
-    return tuple(tags)
+    return tuple(f"{name}={metadata.name(name) or ''}" for name in names)
 
 
 def _stream_options(fields: Fields, stream: bool) -> tuple[bool, list[str]]:
@@ -231,7 +241,7 @@ def _stop(fields: Fields) -> tuple[str, ...]:
 
 def _stops(values: list[Any], path: str) -> tuple[str, ...]:
     if len(values) > MOST_STOPS:
-        raise out_of_range(len(values), f"at most {MOST_STOPS} strings", "stop")
+        raise wrong_count(len(values), f"at most {MOST_STOPS}", "strings", "stop")
     stops = [checked_text(value, path.format(i)) for i, value in enumerate(values)]
     for i, stop in enumerate(stops):
         if len(stop) > MOST_STOP_CHARS:

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from engine.protocol import Sampling
 from gateway.errors import InvalidRequest
-from gateway.inference.fields import MOST_TOKEN_ID, Fields, checked_text, out_of_range
+from gateway.inference.fields import (
+    MOST_TOKEN_ID,
+    Fields,
+    checked_text,
+    out_of_range,
+    wrong_count,
+)
 from gateway.inference.tokenizer import Tokenizer
 
 MOST_BIASES = 1024
@@ -90,10 +96,10 @@ def _logit_bias(fields: Fields) -> list[tuple[int, float]]:
     if biases is None:
         return []
     if len(biases.unread) > MOST_BIASES:
-        raise out_of_range(len(biases.unread), f"at most {MOST_BIASES} entries long", "logit_bias")
+        raise wrong_count(len(biases.unread), f"at most {MOST_BIASES}", "entries", "logit_bias")
     pairs = []
     for name in sorted(biases.unread):
-        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+        if not (name.isascii() and name.isdigit() and name == str(int(name[:10]))):
             raise InvalidRequest(
                 f"logit_bias has the key {name[:50]!r}; keys are token ids.", param="logit_bias"
             )

@@ -15,7 +15,14 @@ from typing import Any
 import orjson
 
 from gateway.errors import InvalidRequest, MissingParameter, UnsupportedParameter
-from gateway.inference.fields import Fields, checked_text, object_at, out_of_range, wrong_type
+from gateway.inference.fields import (
+    Fields,
+    checked_text,
+    object_at,
+    out_of_range,
+    wrong_count,
+    wrong_type,
+)
 from gateway.inference.schema import ANY_OBJECT, JsonSchema
 from gateway.inference.structural_tag import TagGrammar
 
@@ -211,7 +218,7 @@ def _choice(value: Any, path: str) -> Structure:
     if not isinstance(value, list):
         raise wrong_type(value, "an array of strings", path)
     if not 1 <= len(value) <= MOST_WORDS:
-        raise out_of_range(len(value), f"between 1 and {MOST_WORDS} strings", path)
+        raise wrong_count(len(value), f"between 1 and {MOST_WORDS}", "strings", path)
     words = [checked_text(word, f"{path}[{i}]") for i, word in enumerate(value)]
     if not all(words):
         raise InvalidRequest(f"{path} must not hold empty strings.", param=path)

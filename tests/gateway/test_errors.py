@@ -220,8 +220,14 @@ async def test_a_head_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("body", "param"),
     [(b"{", None), (b"", None), (b'{"model":"tiny","messages":[]}', "messages"),
-     (rb'{"model":"tiny","messages":[{"role":"user","content":"\ud83d"}]}', "messages[0].content")],
-    ids=["broken", "empty", "no_messages", "surrogate"],
+     (rb'{"model":"tiny","messages":[{"role":"user","content":"\ud83d"}]}', "messages[0].content"),
+     (b'{"model":"tiny","seed":9223372036854775808}', "seed"),
+     (b'{"model":"tiny","stop_token_ids":[1,-9223372036854775809]}', "stop_token_ids[1]"),
+     (b'{"model":"tiny","logit_bias":{"5":NaN}}', "logit_bias.5"),
+     (b'{"model":"tiny","temperature":-Infinity}', "temperature"),
+     (b'{"model":"tiny","top_p":1e999}', "top_p"), (b"1" * 30, None)],
+    ids=["broken", "empty", "no_messages", "surrogate", "beyond", "below", "nan", "infinity",
+         "exponent", "number"],
 )  # fmt: skip
 async def test_bad_bodies_name_the_place(tmp_path, body, param):
     async with serving(tmp_path) as server:
