@@ -9,6 +9,10 @@ What the parser behind it leaves open is decided here. A head may take so many b
 whoever sends it. An offer to speak another protocol, which Java's and .NET's clients make with
 their first requests, is passed over: the parser would take the body for that protocol's.
 
+A connection that is given up while its client still sends is closed for writing alone at first, and
+what comes is thrown away for some seconds: closed at once, the system would tell the client of a
+reset, and it might never read why.
+
 An answer's head goes out with the first piece of its body: each write is a system call, during
 which other threads may take the interpreter. It is looked through for control characters once, as
 a whole. A piece of a stream takes a short way to the socket.
@@ -30,6 +34,7 @@ from gateway.errors import GatewayError, HeadTooLarge, InvalidRequest
 
 MOST_HEAD_BYTES = 64 << 10  # before its end has come
 HEAD_SECONDS = 60.0
+PARTING_SECONDS = 5.0  # for a client to read its last answer, while it sends what nobody reads
 OFFER = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 CLIENT = "loratorio.client"  # the extension's name in an ASGI scope
@@ -127,7 +132,7 @@ class Exchange(RequestResponseCycle):
             raise RuntimeError("An answer is shorter than it said.")
         self.response_complete = True
         self.message_event.set()
-        if not self.keep_alive:
+        if not self.keep_alive and not self.more_body:
             self.transport.close()
         self.on_response()
 
@@ -167,6 +172,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = 0  # of the head that is coming
         self._ended = 0  # heads and bodies
         self._look: asyncio.TimerHandle | None = None
+        self._parting: asyncio.TimerHandle | None = None  # nothing is read any more
         self._begun: RequestResponseCycle | None = None  # answered, and the next head had begun
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -174,6 +180,8 @@ class ClientConnection(HttpToolsProtocol):
         self._look = self.loop.call_later(HEAD_SECONDS, self._close_where_it_trickles)
 
     def data_received(self, data: bytes) -> None:
+        if self._parting is not None:
+            return
         ended = self._ended
         if self._heading and b"pgrade" in data:
             data = _without_offer(data)
@@ -182,7 +190,7 @@ class ClientConnection(HttpToolsProtocol):
             self._head_bytes = 0
             return
         self._head_bytes += len(data)
-        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+        if self._head_bytes > MOST_HEAD_BYTES and self._parting is None:
             self._refuse(HeadTooLarge(f"The headers are larger than {MOST_HEAD_BYTES} bytes."))
 
     def send_400_response(self, msg: str) -> None:
@@ -192,7 +200,21 @@ class ClientConnection(HttpToolsProtocol):
         body = orjson.dumps(error.body())
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
-        self.transport.close()
+        self._part()
+
+    def _part(self) -> None:
+        if self._parting is not None or self.transport.is_closing():
+            return
+        self._parting = self.loop.call_later(PARTING_SECONDS, self.transport.close)
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():  # not through TLS
+            self.transport.write_eof()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        last = self.cycle
+        if last.response_complete and not last.keep_alive and last.more_body:
+            self._part()
 
     def _close_where_it_trickles(self) -> None:
         """Whoever has connected and sends no head, or begins another and does not end it."""
@@ -226,8 +248,9 @@ class ClientConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._client.leave()
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._parting):
+            if timer is not None:
+                timer.cancel()
 
 
 def _without_offer(data: bytes) -> bytes:

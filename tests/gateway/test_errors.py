@@ -165,6 +165,42 @@ async def test_a_body_too_large_is_refused_before_it_arrives(tmp_path):
         assert got.status == 413
 
 
+LARGE = b"z" * (8 << 20)  # more than connections buffer by themselves
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(post(LARGE), 413), (post(LARGE, key="sk-nobody"), 401),
+     (post(LARGE, path="/v1/nothing"), 404), (post(LARGE, "content-encoding: gzip"), 415),
+     (post(b"", f"x: {LARGE.decode()}"), 431), (b"GET / HTTP/x\r\n\r\n" + LARGE, 400)],
+    ids=["413", "401", "404", "415", "431", "400"],
+)  # fmt: skip
+async def test_who_still_sends_when_it_is_answered_can_read_the_answer(tmp_path, request_, status):
+    """And is not told of a reset instead, after which it would try again."""
+    async with serving(tmp_path, max_body_bytes=1000) as server:
+        got = await ask(server.port, request_)
+        assert got.status == status
+        assert got.headers["connection"] == "close"
+        assert got.error["message"]
+
+
+async def test_who_never_stops_sending_is_not_read_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.connection.PARTING_SECONDS", 0.2)
+    endless = post(b"").replace(b"content-length: 0", b"content-length: 999999999999")
+
+    async def send(writer):
+        while True:
+            writer.write(LARGE)
+            await writer.drain()
+
+    async with serving(tmp_path, max_body_bytes=1000) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(endless)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send(writer), 20)
+        writer.close()
+
+
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.2"])
 async def test_an_offer_of_another_protocol_changes_nothing(tmp_path, protocol):
     """Java's clients make one with the first request of a connection."""
