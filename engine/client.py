@@ -242,7 +242,7 @@ class EngineClient:
         self._recorded: deque[asyncio.Future[Recorded]] = deque()
         self._verdicts: dict[str, asyncio.Future[Verdict]] = {}
         self._ended = asyncio.Event()
-        self._reading = asyncio.create_task(self._read(), name=f"engine {welcome.engine}")
+        connection.hear(self._take, self._end)
 
     @classmethod
     async def connect(
@@ -258,8 +258,7 @@ class EngineClient:
         hello = Hello(gateway, token=None if tokens is None else tokens.shown)
         try:
             async with asyncio.timeout(timeout_s):
-                ends = await dial(address, credentials.tls)
-                connection = Connection[ToGateway, ToEngine](*ends, ToGateway)
+                connection = await dial(address, ToGateway, credentials.tls)
                 try:
                     return cls(connection, await _greet(connection, hello))
                 except BaseException:
@@ -353,7 +352,7 @@ class EngineClient:
     async def close(self) -> None:
         """End the connection: the engine cancels what is open on it."""
         self._connection.abort()
-        await asyncio.wait([self._reading])
+        await self._connection.close()
 
     def start(self, stream: Stream) -> None:
         """Register and submit. Raises RequestRefused without credit, EngineLost when gone."""
@@ -385,18 +384,10 @@ class EngineClient:
         except ConnectionLost as error:
             raise EngineLost(str(error)) from error
 
-    async def _read(self) -> None:
-        reason = "the connection was closed"
-        try:
-            while True:
-                message = await self._connection.receive()
-                self._take(message, last=not self._connection.has_more)
-        except ConnectionLost as error:
-            reason = self.goodbye or str(error)
-        finally:
-            self._lose(reason)
+    def _end(self, why: str) -> None:
+        self._lose(self.goodbye or why)
 
-    def _take(self, message: ToGateway, *, last: bool) -> None:
+    def _take(self, message: ToGateway, last: bool) -> None:
         match message:
             case Step(outputs):
                 streams = self._streams

@@ -99,7 +99,7 @@ class Server:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        server = await listen(self.address, self._meet, self._guard.tls)
+        server = await listen(self.address, ToEngine, self._meet, self._guard.tls)
         if isinstance(at := read_address(self.address), NetAddress):
             place = HostPort(at.host, server.sockets[0].getsockname()[1])
             self.address = str(NetAddress(at.kind, place))
@@ -122,8 +122,7 @@ class Server:
             for peer in peers:
                 peer.abort()
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer: Peer = Connection(reader, writer, ToEngine)
+    async def _meet(self, peer: Peer) -> None:
         number = next(self._numbers)
         try:
             async with asyncio.timeout(HELLO_S):

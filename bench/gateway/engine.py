@@ -10,7 +10,6 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from engine.client import ToEngine
 from engine.protocol import (
     AskCounts,
     AskMetrics,
@@ -26,6 +25,7 @@ from engine.protocol import (
     Recorded,
     Step,
     Submit,
+    ToEngine,
     ToGateway,
     Usage,
     Welcome,
@@ -59,15 +59,14 @@ class StubEngine:
         self._running: dict[Wire, dict[str, Running]] = {}
 
     async def serve(self, address: str) -> None:
-        server = await listen(address, self._connected)
+        server = await listen(address, ToEngine, self._connected)
         async with server:
             while True:
                 await asyncio.sleep(self._pass_s)
                 for wire, running in self._running.items():
                     self._step(wire, list(running.values()))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire: Wire = Connection(reader, writer, ToEngine)
+    async def _connected(self, wire: Wire) -> None:
         try:
             assert isinstance(await wire.receive(), Hello)
             wire.write(WELCOME)

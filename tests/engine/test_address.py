@@ -14,7 +14,8 @@ from engine.address import (
 )
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.transport import dial, listen
+from engine.protocol import ToEngine, ToGateway
+from engine.transport import Connection, ConnectionLost, dial, listen
 from gateway.config import ConfigError as GatewayConfigError
 from gateway.fleet.directory import open_directory
 
@@ -45,7 +46,7 @@ def test_a_file_is_no_address_for_another_machine() -> None:
 
 @pytest.mark.parametrize("text", WRONG)
 async def test_what_is_no_address_is_refused_by_everybody(text: str) -> None:
-    for wait in (dial(text), listen(text, nobody)):
+    for wait in (dial(text, ToGateway), listen(text, ToEngine, nobody)):
         with pytest.raises(AddressInvalid, match="none of"):
             await wait
     with pytest.raises(ConfigError, match=r"listen=.* must be one of"):
@@ -64,14 +65,16 @@ def test_nobody_is_found_at_such_a_place(entry: str) -> None:
 
 async def test_an_ipv6_address_in_brackets_is_dialled_without_them() -> None:
     try:
-        server = await listen("tcp:[::1]:0", nobody)
+        server = await listen("tcp:[::1]:0", ToEngine, nobody)
     except OSError:
         pytest.skip("this machine has no IPv6")
     async with server, asyncio.timeout(10.0):
-        reader, writer = await dial(f"tcp:[::1]:{server.sockets[0].getsockname()[1]}")
-        assert await reader.read() == b""
-        writer.close()
+        port = server.sockets[0].getsockname()[1]
+        gateway = await dial(f"tcp:[::1]:{port}", ToGateway)
+        with pytest.raises(ConnectionLost):
+            await gateway.receive()
+        await gateway.close()
 
 
-async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.close()
+async def nobody(engine: Connection[ToEngine, ToGateway]) -> None:
+    await engine.close()

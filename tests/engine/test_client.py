@@ -24,9 +24,11 @@ from engine.protocol import (
     ToGateway,
     Usage,
 )
-from engine.transport import Connection, listen
+from engine.transport import Connection, ConnectionLost, listen
 from tests.fakes.clock import until
 from tests.fakes.engine import EOS, FakeEngine
+
+Engine = Connection[ToEngine, ToGateway]
 
 
 @pytest.fixture
@@ -156,16 +158,13 @@ async def test_a_dying_engine_fails_every_stream_after_what_had_arrived(
 
 
 async def test_metrics_and_counts_waiting_when_the_engine_dies_are_failed(tmp_path: Path) -> None:
-    async def welcome_then_vanish(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        connection = Connection[ToEngine, ToGateway](reader, writer, ToEngine)
+    async def welcome_then_vanish(connection: Engine) -> None:
         await connection.receive()
         await connection.send(FakeEngine("unix:unused").welcome)
         await connection.receive()
         connection.abort()
 
-    async with await listen(f"unix:{tmp_path}/v.sock", welcome_then_vanish):
+    async with await listen(f"unix:{tmp_path}/v.sock", ToEngine, welcome_then_vanish):
         client = await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw")
         with pytest.raises(EngineLost):
             await client.counts(["r1"])
@@ -247,22 +246,22 @@ async def test_a_malformed_address_is_named() -> None:
 
 
 async def test_an_engine_of_another_version_says_why(tmp_path: Path) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection[ToEngine, ToGateway](reader, writer, ToEngine)
+    async def refuse(connection: Engine) -> None:
         await connection.receive()
         await connection.send(Goodbye("this engine speaks version 7"))
 
-    async with await listen(f"unix:{tmp_path}/v.sock", refuse):
+    async with await listen(f"unix:{tmp_path}/v.sock", ToEngine, refuse):
         with pytest.raises(EngineLost, match="version 7"):
             await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw")
 
 
 async def test_an_engine_that_never_answers_hello_is_given_up(tmp_path: Path) -> None:
-    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
+    async def ignore(connection: Engine) -> None:
+        await connection.receive()
+        with pytest.raises(ConnectionLost):
+            await connection.receive()
 
-    async with await listen(f"unix:{tmp_path}/v.sock", ignore):
+    async with await listen(f"unix:{tmp_path}/v.sock", ToEngine, ignore):
         with pytest.raises(EngineLost, match=r"0\.02 s"):
             await EngineClient.connect(f"unix:{tmp_path}/v.sock", gateway="gw", timeout_s=0.02)
 

@@ -104,13 +104,10 @@ async def connect(engine: Running) -> EngineClient:
     return await EngineClient.connect(engine.config.listen, gateway="gw")
 
 
-async def greet(
-    address: str, message: ToEngine
-) -> tuple[Connection[ToGateway, ToEngine], asyncio.StreamWriter]:
-    reader, writer = await dial(address)
-    connection: Connection[ToGateway, ToEngine] = Connection(reader, writer, ToGateway)
+async def greet(address: str, message: ToEngine) -> Connection[ToGateway, ToEngine]:
+    connection: Connection[ToGateway, ToEngine] = await dial(address, ToGateway)
     await connection.send(message)
-    return connection, writer
+    return connection
 
 
 async def generate(client: EngineClient, message: Submit) -> list[int]:
@@ -196,7 +193,7 @@ async def test_credits_are_enforced_against_a_gateway_that_ignores_them(address:
     parts = build()
     parts.runner.pass_seconds = 0.005
     with Running(address, parts, max_num_seqs=1, max_waiting=1):
-        connection, _ = await greet(address, Hello("gw"))
+        connection = await greet(address, Hello("gw"))
         for i in range(4):
             await connection.send(submit(f"r{i}", max_tokens=30, tenant=f"t{i}"))
         seen: list[ToGateway] = []
@@ -242,9 +239,9 @@ async def test_a_slow_reader_is_dropped_and_others_are_not_delayed(address: str)
     parts = build(num_pages=40_000, max_model_len=20_000)
     with Running(address, parts, max_num_seqs=9, max_write_buffer=20_000) as engine:
         fast = await connect(engine)
-        slow, writer = await greet(address, Hello("slow"))
+        slow = await greet(address, Hello("slow"))
         assert isinstance(await slow.receive(), Welcome)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        slow.transport.pause_reading()
         for i in range(8):
             await slow.send(submit(f"s{i}", max_tokens=15_000))
         assert len(await generate(fast, submit("f", max_tokens=30))) == 30
@@ -267,7 +264,7 @@ async def test_a_wrong_greeting_is_told_why_and_closed(
     engine: Running, greeting: ToEngine, reason: str
 ) -> None:
     with engine:
-        connection, _ = await greet(engine.config.listen, greeting)
+        connection = await greet(engine.config.listen, greeting)
         answer = await connection.receive()
         assert isinstance(answer, Goodbye)
         assert reason in answer.reason
@@ -287,9 +284,9 @@ async def test_a_wrong_greeting_is_told_why_and_closed(
 async def test_junk_ends_its_own_connection_only(
     client: EngineClient, address: str, junk: bytes
 ) -> None:
-    connection, writer = await greet(address, Hello("junk"))
+    connection = await greet(address, Hello("junk"))
     assert isinstance(await connection.receive(), Welcome)
-    writer.write(junk)
+    connection.transport.write(junk)
     with pytest.raises(ConnectionLost):  # noqa: PT012
         while True:
             await connection.receive()
@@ -300,7 +297,7 @@ async def test_junk_ends_its_own_connection_only(
 async def test_two_requests_of_one_name_end_the_connection(
     client: EngineClient, address: str
 ) -> None:
-    connection, _ = await greet(address, Hello("clumsy"))
+    connection = await greet(address, Hello("clumsy"))
     for _ in range(2):
         await connection.send(submit("same", max_tokens=100))
     with contextlib.suppress(ConnectionLost):

@@ -13,7 +13,7 @@ from engine.address import AddressInvalid
 from engine.client import EngineClient, EngineLost
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import Hello
+from engine.protocol import Hello, ToEngine
 from engine.tls import (
     ClientTls,
     Credentials,
@@ -62,7 +62,7 @@ async def connect(address: str, credentials: Credentials) -> EngineClient:
 
 
 def serial_of(client: EngineClient) -> int:
-    found = client._connection._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    found = client._connection.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
     return x509.load_der_x509_certificate(found).serial_number
 
 
@@ -229,7 +229,7 @@ def test_half_a_door_is_refused(settings: dict[str, str], said: str):
 
 async def test_without_certificates_nothing_listens_with_tls():
     with pytest.raises(AddressInvalid):
-        await listen("tls:127.0.0.1:0", lambda reader, writer: asyncio.sleep(0))
+        await listen("tls:127.0.0.1:0", ToEngine, lambda peer: asyncio.sleep(0))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from engine.address import AddressInvalid
 from engine.protocol import Cancel, Goodbye, Hello, Submit, ToEngine, ToGateway
 from engine.transport import MAX_FRAME, Connection, ConnectionLost, dial, listen
+from tests.fakes.clock import until
 
 Gateway = Connection[ToGateway, ToEngine]
 Engine = Connection[ToEngine, ToGateway]
@@ -16,17 +17,17 @@ Engine = Connection[ToEngine, ToGateway]
 async def pair(address: str) -> tuple[Gateway, Engine, asyncio.Server]:
     accepted: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(engine: Engine) -> None:
         if accepted.done():
-            writer.close()
+            await engine.close()
         else:
-            accepted.set_result(Connection(reader, writer, ToEngine))
+            accepted.set_result(engine)
 
-    server = await listen(address, accept)
+    server = await listen(address, ToEngine, accept)
     if address.startswith("tcp:"):
         address = f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    reader, writer = await dial(address)
-    return Connection(reader, writer, ToGateway), await accepted, server
+    gateway: Gateway = await dial(address, ToGateway)
+    return gateway, await accepted, server
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
@@ -78,7 +79,7 @@ async def test_a_stale_socket_file_is_replaced_and_private(tmp_path: Path) -> No
 async def test_an_address_somebody_listens_on_is_not_taken_over(tmp_path: Path) -> None:
     gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
     with pytest.raises(OSError, match="another program listens there"):
-        await listen(f"unix:{tmp_path}/e.sock", nobody)
+        await listen(f"unix:{tmp_path}/e.sock", ToEngine, nobody)
     await gateway.send(Hello("still served"))
     assert await engine.receive() == Hello("still served")
     gateway.abort()
@@ -86,13 +87,60 @@ async def test_an_address_somebody_listens_on_is_not_taken_over(tmp_path: Path) 
     server.close()
 
 
-async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.close()
+async def nobody(engine: Engine) -> None:
+    await engine.close()
 
 
 @pytest.mark.parametrize("address", ["", "unix:", "tcp:host", "tcp::80", "tcp:h:port", "http://x"])
 async def test_a_malformed_address_is_named(address: str) -> None:
     with pytest.raises(AddressInvalid):
-        await dial(address)
+        await dial(address, ToGateway)
     with pytest.raises(AddressInvalid):
-        await listen(address, nobody)
+        await listen(address, ToEngine, nobody)
+
+
+async def test_who_hears_gets_what_had_come_and_what_comes_and_once_why_it_ended(
+    tmp_path: Path,
+) -> None:
+    gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
+    heard: list[ToEngine] = []
+    ends: list[str] = []
+    gateway.write(Hello("gw"), Cancel("r1"))
+    assert await engine.receive() == Hello("gw")
+    engine.hear(lambda message, last: heard.append(message), ends.append)
+    assert heard == [Cancel("r1")]  # it came with the first
+    gateway.write(Cancel("r2"), Cancel("r3"))
+    await until(lambda: len(heard) == 3)
+    await gateway.close()
+    await until(lambda: bool(ends))
+    await engine.close()
+    assert heard == [Cancel("r1"), Cancel("r2"), Cancel("r3")]
+    assert ends == ["the peer closed the connection"]
+    server.close()
+
+
+async def test_who_hears_junk_is_told_and_hears_no_more(tmp_path: Path) -> None:
+    gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
+    ends: list[str] = []
+    engine.hear(lambda message, last: None, ends.append)
+    gateway.transport.write(b"\x03\x00\x00\x00abc")
+    await until(lambda: bool(ends))
+    assert len(ends) == 1
+    gateway.abort()
+    await engine.close()
+    assert len(ends) == 1
+    server.close()
+
+
+async def test_what_nobody_takes_is_not_read_without_end(tmp_path: Path) -> None:
+    gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
+    sent = [Cancel(f"{number:0200}") for number in range(20_000)]
+    for message in sent:
+        gateway.write(message)
+    await until(lambda: not engine.transport.is_reading())
+    assert gateway.transport.get_write_buffer_size() > 0
+    assert [await engine.receive() for _ in sent] == sent
+    assert engine.transport.is_reading()
+    gateway.abort()
+    engine.abort()
+    server.close()

@@ -150,7 +150,7 @@ class FakeEngine:
         self._serial = itertools.count()
 
     async def __aenter__(self) -> Self:
-        self._server = await listen(self.address, self._serve, self._guard.tls)
+        self._server = await listen(self.address, ToEngine, self._serve, self._guard.tls)
         return self
 
     async def __aexit__(
@@ -187,8 +187,7 @@ class FakeEngine:
         for connection in self._connections.values():
             connection.write(load)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection[ToEngine, ToGateway](reader, writer, ToEngine)
+    async def _serve(self, connection: Connection[ToEngine, ToGateway]) -> None:
         number = next(self._serial)
         try:
             hello = await connection.receive()
