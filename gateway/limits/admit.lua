@@ -90,7 +90,7 @@ if wait == 0 and lease then
         ask.level, position, born = b.level, b.gone + b.level, b.born
       elseif ask.kind == 'c' then
         ask.level = redis.call('INCRBY', ask.key, ask.cost)
-        redis.call('PEXPIREAT', ask.key, ask.ends + LATE)
+        redis.call('PEXPIREAT', ask.key, math.max(ask.ends, now) + LATE)
       elseif ask.kind == 's' then
         redis.call('ZADD', ask.key, now + slot_ms, lease)
         redis.call('PEXPIRE', ask.key, slot_ms + 1000)

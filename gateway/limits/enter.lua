@@ -15,6 +15,6 @@ for i = 3, #ARGV, 2 do
   end
 end
 if entered > 0 and ARGV[1] ~= '0' then
-  redis.call('PEXPIREAT', key, tonumber(ARGV[1]) + 7200000)
+  redis.call('PEXPIREAT', key, math.max(tonumber(ARGV[1]), now) + 7200000)
 end
 return {entered}

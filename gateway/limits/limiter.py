@@ -18,13 +18,13 @@ from redis.exceptions import RedisError
 from gateway import redis as names
 from gateway.errors import QuotaBackendUnavailable
 from gateway.identity.principal import Principal
-from gateway.limits.degrading import DegradingStore
+from gateway.limits.degrading import DegradingStore, unavailable
 from gateway.limits.lease import Demand, Headroom, Lease, More, headroom_of
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis_store import RedisStore
 from gateway.limits.refusal import budget_code, budget_message, refusal, too_large, unpriced
 from gateway.limits.rules import Rule, RuleBook, Use
-from gateway.limits.seeding import Seeder, Spending, nothing_spent
+from gateway.limits.seeding import MOST_TRIES, Seeder, Spending, nothing_spent
 from gateway.limits.store import RENEW_S, Ask, Kind, Open, Purse, Store, Unit, Verdict
 
 log = logging.getLogger(__name__)
@@ -329,12 +329,12 @@ class RateLimiter:
     async def _take(
         self, rules: Sequence[Rule], asks: Sequence[Ask], name: str | None, now: datetime
     ) -> Verdict:
-        verdict = await self._store.take(asks, name)
-        while verdict.unseeded:
-            missing = verdict.unseeded
-            await self._seeder.seed([rules[i] for i in missing], [asks[i] for i in missing], now)
+        for _ in range(MOST_TRIES):
             verdict = await self._store.take(asks, name)
-        return verdict
+            if not (missing := verdict.unseeded):
+                return verdict
+            await self._seeder.seed([rules[i] for i in missing], [asks[i] for i in missing], now)
+        raise unavailable()
 
     async def _look(self, rules: Sequence[Rule], now: datetime) -> Headroom:
         asks = [rule.ask(0, now) for rule in rules if rule.limit and rule.kind is not Kind.MONEY]

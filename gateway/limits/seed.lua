@@ -28,5 +28,7 @@ end
 for _, field in ipairs(done) do redis.call('HDEL', key, field) end
 redis.call('HDEL', key, 'doubted')
 redis.call('HSET', key, 'spent', string.format('%.0f', spent), 'version', ARGV[3])
-if ARGV[2] ~= '0' then redis.call('PEXPIREAT', key, tonumber(ARGV[2]) + 7200000) end
+if ARGV[2] ~= '0' then -- perhaps long over, for whoever asks late or has another time than this server
+  redis.call('PEXPIREAT', key, math.max(tonumber(ARGV[2]), now) + 7200000)
+end
 return {0}

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import Secret
-from gateway.errors import BudgetExhausted, QuotaBackendUnavailable
+from gateway.errors import BudgetExhausted, QuotaBackendUnavailable, TokensLimited
 from gateway.identity.principal import Principal
 from gateway.limits.degrading import DegradingStore
 from gateway.limits.limiter import RateLimiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis_store import RedisStore
-from gateway.limits.rules import Use
-from gateway.limits.store import READ_AGAIN, Open
+from gateway.limits.rules import Rates, Use
+from gateway.limits.store import READ_AGAIN, Open, Verdict
 from gateway.redis import connect
 from tests.gateway.quotas import Now, book, demand, limiter_of, monthly, somebody
 
@@ -233,3 +233,35 @@ async def test_money_is_refused_while_the_ledger_cannot_say_all(store, who):
     limiter = limiter_of(store, rules, spending=Ledger(req_0=480))
     with pytest.raises(BudgetExhausted):
         await limiter.reserve(who, "req_2", 1, demand=demand(prompt=30))
+
+
+async def test_a_period_that_is_over_by_the_stores_clock_is_counted_too(store, who):
+    """Clocks may differ, and requests may be long."""
+    now, ledger = Now("2025-07-31T23:59:59+00:00"), Ledger(req_0=60)
+    rules = book(money={("project", who.project): monthly(200)})
+    limiter = limiter_of(store, rules, spending=ledger, now=now)
+    first = await limiter.reserve(who, "req_1", 1, demand=demand(block=20))
+    await limiter.settle(first, 1, 30)
+    second = await limiter.reserve(who, "req_2", 1, demand=demand(block=20))
+    assert await state(limiter, second.purses[0][0]) == (90, second.money)
+    assert ledger.read == 1
+
+
+async def test_a_days_tokens_that_are_over_by_the_stores_clock_are_limited_too(store, who):
+    now = Now("2025-07-31T23:59:59+00:00")
+    rates = {("project", who.project): Rates(tokens_per_day=100)}
+    limiter = limiter_of(store, book(rates), now=now)
+    await limiter.reserve(who, "req_1", 60)
+    with pytest.raises(TokensLimited):
+        await limiter.reserve(who, "req_2", 60)
+
+
+async def test_a_store_that_forgets_at_once_is_not_asked_for_ever(who):
+    class Forgetful(MemoryStore):
+        async def take(self, asks, lease):
+            return Verdict(0, 0, [], [], unseeded=[0])
+
+    rules = book(money={("project", who.project): monthly(500)})
+    limiter = limiter_of(Forgetful(), rules)
+    with pytest.raises(QuotaBackendUnavailable):
+        await limiter.reserve(who, "req_1", 1, demand=demand())
