@@ -7,7 +7,9 @@ The supervisor writes these as a JSON file (mode 0600, for it may hold database 
 """
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -306,13 +308,15 @@ class Settings:
     def from_json(cls, text: bytes) -> "Settings":
         """Raises ConfigError naming the field."""
         try:
-            settings: Settings = msgspec.json.decode(
-                text, type=cls, strict=True, dec_hook=_decode_hook
-            )
+            said = msgspec.json.decode(text)
+            settings: Settings = msgspec.convert(said, cls, strict=True, dec_hook=_decode_hook)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error)) from error
         except msgspec.DecodeError as error:
             raise ConfigError(f"settings are not JSON: {error}") from error
+        _require_known(said, cls, "")
+        for base in said.get("other_bases", ()):
+            _require_known(base, OtherBase, "other_bases: ")
         return settings
 
     def to_json(self) -> bytes:
@@ -321,8 +325,18 @@ class Settings:
         return msgspec.json.format(msgspec.json.encode(record, enc_hook=_encode_hook))
 
 
+def _require_known(said: Iterable[str], kind: type[Any], where: str) -> None:
+    """A setting that nobody reads was meant to be another. Raises ConfigError."""
+    known = [each.name for each in fields(kind)]
+    for name in said:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"settings: {where}there is no {name[:80]!r}{meant}")
+
+
 def _require_origin(text: str) -> None:
-    parts = urlsplit(text)
+    parts = _split(text)
     if text != "*" and (parts.scheme not in ("http", "https") or text != _origin(parts)):
         raise ConfigError(
             f"allowed_origins: {text!r} is not an origin as browsers write it, like"
@@ -336,9 +350,18 @@ def _origin(parts: SplitResult) -> str:
 
 def require_web_address(name: str, text: str) -> None:
     """Raises ConfigError."""
-    parts = urlsplit(text)
+    parts = _split(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or not text.isascii():
         raise ConfigError(f"{name}={text[:80]!r} is not an address that begins with https://")
+
+
+def _split(text: str) -> SplitResult:
+    """Of what is no address at all, nothing."""
+    try:
+        parts = urlsplit(text)
+        return parts if parts.port != 0 else SplitResult("", "", "", "", "")
+    except ValueError:  # half an IPv6 address, or an impossible port
+        return SplitResult("", "", "", "", "")
 
 
 def is_loopback(host: str) -> bool:
@@ -364,7 +387,9 @@ def _decode_hook(kind: type, value: Any) -> Any:
         return Secret(_line_of(Path(str(value["file"]))))
     if kind is Path and isinstance(value, str):
         return Path(value)
-    raise NotImplementedError(kind)
+    if kind is Secret:  # what was given instead is not quoted: it may hold one
+        raise ValueError('expected a string or {"file": PATH}')
+    raise ValueError("expected a path")
 
 
 def _line_of(file: Path) -> str:

@@ -31,7 +31,13 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import Connection, Dialect
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+)
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -41,6 +47,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.util import await_only
 
+from gateway.config import ConfigError
 from gateway.errors import Conflict, InvalidRequest
 
 BUSY_TIMEOUT_MS = 10_000  # how long a SQLite writer waits for another
@@ -257,8 +264,15 @@ class TenantRepository(Generic[Row]):
 
 
 def _create_engine(url: str, threads: list[Thread]) -> AsyncEngine:
-    if make_url(url).get_backend_name() == "sqlite":
-        file = make_url(url).database or ":memory:"
+    """Raises ConfigError, which does not quote the address: it holds a password."""
+    try:
+        read = make_url(url)
+    except (ValueError, ArgumentError) as error:
+        raise ConfigError(
+            "the database URL is no address like postgresql://USER:PASSWORD@HOST:PORT/NAME"
+        ) from error
+    if read.get_backend_name() == "sqlite":
+        file = read.database or ":memory:"
 
         async def connect() -> aiosqlite.Connection:
             connection = aiosqlite.connect(file, timeout=BUSY_TIMEOUT_MS / 1000)

@@ -1,5 +1,6 @@
 """Settings are checked once, travel as JSON, and show no secret."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ def settings(**changes) -> Settings:
         "engines": ("unix:/run/e.sock",),
     }
     return Settings(**facts | changes)
+
+
+def said(**changes):
+    """As somebody wrote them."""
+    return json.dumps(json.loads(settings().to_json()) | changes).encode()
 
 
 def test_settings_survive_json_with_their_secrets():
@@ -59,6 +65,15 @@ def test_open_is_allowed_on_loopback(host):
         (b"{", "not JSON"),
         (b"{}", "data_dir"),
         (settings().to_json().replace(b"8000", b'"8000"'), "port"),
+        (said(redis_ulr="redis://r"), "no 'redis_ulr'; did you mean 'redis_url'"),
+        (settings().to_json().replace(b'"workers"', b'"work\xff"'), "not JSON"),
+        (said(other_bases=[{"name": "b", "model_dir": "/m", "spec": "/s"}]), "other_bases.*'spec'"),
+        (said(database_url=5), r"expected a string or .*database_url"),
+        (said(database_url={"fil": "hunter2"}), r"expected a string or .*database_url"),
+        (said(model_dir=5), r"expected a path .*model_dir"),
+        (said(alert_webhook_url="https://["), "alert_webhook_url='https://\\['"),
+        (said(alert_webhook_url="https://h:99999"), "alert_webhook_url"),
+        (said(allowed_origins=["https://["]), "allowed_origins"),
     ],
 )
 def test_a_broken_settings_file_names_the_field(text, said):
