@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gateway.cli.child import die_with_parent
 from gateway.config import Secret, Settings
 from gateway.db import Database
 from gateway.identity.models import Project
@@ -43,6 +44,7 @@ class Program:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, *self.arguments, cwd=ROOT, stdout=stream, stderr=stream,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
+                preexec_fn=die_with_parent(signal.SIGKILL),
             )  # fmt: skip
 
     def send(self, number: signal.Signals) -> None:

@@ -16,6 +16,7 @@ above LIMIT, and with 2 where some is: then it takes more requests to tell.
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -135,6 +136,9 @@ class Soak:
 
 
 async def measured(options: argparse.Namespace, redis_url: str) -> tuple[list[Row], Slope]:
+    """Asked to end, it ends what it started: so does the Redis around it."""
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory() as folder:
         async with stack(Path(folder), options.database_url, redis_url) as served:
             bench = Bench(served, options.requests)
@@ -179,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LoadFailed, NotSettled, TimeoutError) as failure:
         print(failure or "no answer in time", file=sys.stderr)
         return 1
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     print(cpu_rows.table(rows))
     print(cpu_rows.write(rows, "gateway_soak", PACKAGES))
     return grown.verdict

@@ -1,5 +1,12 @@
 """The soak's clients send what they were told to, and its slope says how sure it is."""
 
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
 from bench.gateway.load import LoadFailed
@@ -7,6 +14,7 @@ from bench.gateway.pump import Ask, Pump
 from bench.gateway.soak import Sample, Slope, slope
 from bench.gateway.traffic import Tenant, Traffic
 from tests.bench.listening import listening
+from tests.stack import ROOT
 
 ANSWER = [(b"content-type", b"text/plain")]
 
@@ -77,3 +85,40 @@ def test_growth_is_told_from_none_and_from_what_cannot_be_told():
     assert sloping(0.5, noise=0.1).verdict == 0
     assert sloping(1.5, noise=0.1).verdict == 1
     assert sloping(0.5, noise=1.0, each=1_000).verdict == 2  # too few requests
+
+
+def test_no_program_of_a_rig_outlives_it(tmp_path: Path) -> None:
+    script = f"""
+        import asyncio
+        from pathlib import Path
+        from tests.stack import Program
+        async def main():
+            program = Program("sleeper", ("-c", "import time; time.sleep(120)"))
+            await program.start(Path({str(tmp_path / "log")!r}))
+            print(program.process.pid, flush=True)
+            await asyncio.sleep(120)
+        asyncio.run(main())
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as rig:
+        kill = threading.Timer(60.0, rig.kill)
+        kill.start()
+        assert rig.stdout is not None
+        sleeper = int(rig.stdout.readline())
+        rig.kill()
+        kill.cancel()
+        rig.wait(10.0)
+    until = time.monotonic() + 30.0
+    while running(sleeper) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not running(sleeper)
+
+
+def running(pid: int) -> bool:
+    """Nobody may have waited for one that has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
