@@ -80,8 +80,11 @@ async def export(desk: Desk, arguments: argparse.Namespace) -> Row:
         async with desk.database.reading() as session:
             service = IdentityService(session, desk.now)
             organisation = (await service.organisation(arguments.organisation)).id
+    period = month(arguments.period)
+    if period > desk.now.date():
+        raise InvalidRequest(f"{arguments.period} has not begun", param="period")
     wanted = Wanted(
-        period=month(arguments.period),
+        period=period,
         format=arguments.format,
         folder=arguments.output,
         issuer=arguments.issuer,

@@ -47,7 +47,8 @@ async def _run(arguments: argparse.Namespace) -> int:
         print(as_json(rows))
     else:
         counts = {h: sum(f.health is h for f in found) for h in Health}
-        print(f"{counts[Health.BAD]} bad, {counts[Health.WARNING]} warnings")
+        warnings = counts[Health.WARNING]
+        print(f"{counts[Health.BAD]} bad, {warnings} warning{'' if warnings == 1 else 's'}")
     return 1 if any(f.health is Health.BAD for f in found) else 0
 
 

@@ -30,7 +30,7 @@ def add(group: Commands) -> None:
         help="where a gateway's /metrics is (default: %(default)s)",
     )
     parser.add_argument("--interval", type=_interval, default=2.0, metavar="SECONDS")
-    parser.add_argument("--rows", type=int, default=12, metavar="N", help="of each table")
+    parser.add_argument("--rows", type=_rows, default=12, metavar="N", help="of each table")
     parser.add_argument("--once", action="store_true", help="print one interval and end")
     parser.set_defaults(run=run)
 
@@ -187,3 +187,9 @@ def _interval(text: str) -> float:
     if not LEAST_INTERVAL_S <= found <= 3600:
         raise argparse.ArgumentTypeError(f"{found} is not from {LEAST_INTERVAL_S} to 3600")
     return found
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal() or not 1 <= len(text) <= 4 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not from 1 to 9999")
+    return int(text)

@@ -19,7 +19,7 @@ from gateway.cli.progress import StepBar, Tally
 from gateway.cli.scrape import page_of
 from gateway.cli.table import Row
 from gateway.counters import CounterCheck, Reading
-from gateway.errors import Conflict, GatewayUnreachable, NoEngine
+from gateway.errors import Conflict, GatewayUnreachable, InvalidRequest, NoEngine
 from gateway.identity.service import IdentityService
 from gateway.limits.store import Purse
 from gateway.snapshot import rules_now
@@ -35,6 +35,7 @@ from gateway.usage.service import PriceList, close_period
 
 NOBODY = ""  # whose audit log has what belongs to no organisation
 COUNTERS_TIMEOUT_S = 10.0
+EARLIEST_YEAR, LATEST_YEAR = 2000, 2200
 RECORDED_PAGE = 5000  # requests asked of an engine at once
 
 
@@ -128,6 +129,9 @@ async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
 
 async def reprice(desk: Desk, arguments: argparse.Namespace) -> Row:
     end = arguments.to or desk.now
+    if arguments.since >= end:
+        raise InvalidRequest(f"--from {arguments.since.isoformat()} is not before --to,"
+                             f" {end.isoformat()}", param="from")  # fmt: skip
     tally = Tally(sys.stderr, "requests seen")
     try:
         done = await Repricing(desk.database, desk.now).run(arguments.since, end, tally.show)
@@ -216,7 +220,16 @@ def counters_at(address: str) -> list[Purse]:
 
 def moment(text: str) -> datetime:
     """An ISO time; UTC unless it names its zone."""
-    found = datetime.fromisoformat(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is no time like 2026-11-30 or 2026-11-30T12:00"
+        ) from error
+    if not EARLIEST_YEAR <= found.year <= LATEST_YEAR:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not from {EARLIEST_YEAR} to {LATEST_YEAR}"
+        )
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 

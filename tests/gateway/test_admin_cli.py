@@ -12,6 +12,7 @@ import pytest
 from gateway.cli.admin import add_commands
 from gateway.cli.keys import parse_expiry
 from gateway.cli.table import as_table
+from gateway.cli.usage import moment
 from gateway.config import DataDir
 from gateway.db import Database
 from gateway.errors import InvalidRequest, ModelNotFound, Unauthenticated
@@ -205,6 +206,8 @@ def test_an_adapter_that_does_not_fit_says_why_in_one_line(shell, tmp_path):
         (("adapter", "revoke", "x", "--tenant", "acme"), "no adapter 'x'"),
         (("adapter", "revoke", "x@y", "--tenant", "acme"), "write name or name@3"),
         (("usage", "--tenant", "nobody"), "no tenant"),
+        (("price", "reprice", "--from", "2026-11-30", "--to", "2026-11-01"), "is not before --to"),
+        (("export", "--period", "2199-01"), "2199-01 has not begun"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -238,7 +241,14 @@ def test_the_commands_begin_on_an_empty_data_directory(tmp_path, capsys):
     assert "acme" in out
 
 
-@pytest.mark.parametrize("url", ["postgresql://u:hunter2@127.0.0.1:1/d", "mysql://u:hunter2@h/d"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@127.0.0.1:1/d",
+        "mysql://u:hunter2@h/d",
+        "postgresql://u:hunter2@h:x/d",
+    ],
+)
 def test_a_database_that_cannot_be_used_is_one_line_without_its_password(tmp_path, capsys, url):
     err = Shell(tmp_path, url, capsys).fails("tenant", "list")
     assert "hunter2" not in err
@@ -298,6 +308,14 @@ def test_expiries_are_spans_or_moments(text, moment):
 def test_other_expiries_are_refused(text):
     with pytest.raises(InvalidRequest):
         parse_expiry(text, NOW)
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "0001-01-01", "9999-12-31T23:59:59+14:00", "2026-13-01"]
+)
+def test_what_is_no_time_is_said_with_an_example_or_the_limits(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is no time like 2026|is not from 2000"):
+        moment(text)
 
 
 def test_a_table_lines_up():
