@@ -1,5 +1,6 @@
 """What is changed on the page of budgets: one budget or one alert at a time, and audited."""
 
+import re
 from decimal import Decimal
 
 from gateway.admin.alerts import MOST_ALERTS, recipients_of
@@ -16,6 +17,7 @@ from gateway.limits.service import LimitService
 
 NANO = 10**9
 MOST_DIGITS = 24
+AMOUNT = re.compile(r"(?=.)([0-9]+|[1-9][0-9]{0,2}(,[0-9]{3})+)?(\.[0-9]+)?")
 
 
 async def set_budget(visit: Visit, form: Form) -> Done:
@@ -76,15 +78,18 @@ async def remove_alert(visit: Visit, form: Form) -> Done:
 
 
 def nano_in(form: Form, name: str, *, least: int) -> int:
-    """Dollars as people write them, to the nano. Raises InvalidRequest."""
-    text = form.get(name, "").strip().removeprefix("$").replace(",", "")
-    try:
-        nano = Decimal(text[:MOST_DIGITS]) * NANO if text else None
-    except ArithmeticError:  # no number, or one beyond all bounds
-        nano = None
-    if nano is None or not nano.is_finite() or nano != nano.to_integral_value():
+    """Dollars as people write them, to the nano. Raises InvalidRequest.
+
+    A comma parts thousands: where it may stand for a point, as in 0,50, nothing is guessed.
+    """
+    text = form.get(name, "").strip().removeprefix("$")
+    nano = None
+    if len(text) <= MOST_DIGITS and AMOUNT.fullmatch(text):
+        nano = Decimal(text.replace(",", "")) * NANO
+    if nano is None or nano != nano.to_integral_value():
         raise InvalidRequest(
-            f"{name} {text[:MOST_DIGITS]!r} is not an amount of dollars like 25 or 0.50", param=name
+            f"{name} {text[:MOST_DIGITS]!r} is not an amount of dollars like 25, 0.50 or 1,500",
+            param=name,
         )
     if not least <= nano <= MOST_NANO:
         raise InvalidRequest(f"{name}: from {usd(least)} to {usd(MOST_NANO)}", param=name)

@@ -7,6 +7,7 @@ whole; the file (``format=csv``) has every group and every metric.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from starlette.responses import Response
@@ -202,10 +203,11 @@ def _csv(
     for start, end, bucket in zip(edges, edges[1:], buckets, strict=False):
         when = [at.astimezone(visit.days_zone).isoformat() for at in (start, end)]
         for group, usage in sorted(bucket.items()):
+            nano = usage.cost.total
             who = [] if question.by == NONE else [_key(group), named(_key(group))]
             rows.append([
                 *when, *who, usage.requests, usage.prompt_tokens, usage.cached_tokens,
-                usage.completion_tokens, f"{usage.cost.total / 10**9:.9f}", usage.cost.total,
+                usage.completion_tokens, f"{Decimal(nano).scaleb(-9):.9f}", nano,
                 usage.unpriced,
             ])  # fmt: skip
     return csv_answer("usage", rows)

@@ -68,7 +68,7 @@ def share(part: int, whole: int) -> str:
 
 def change(now: int, before: int) -> str:
     """Against the same time before: +12%."""
-    if not before:
+    if before <= 0:  # corrections may take off more than was spent
         return ""
     percent = round((Decimal(now) - before) * 100 / before)
     if abs(percent) >= 1000:

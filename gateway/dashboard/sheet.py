@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from starlette.responses import Response
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# Spreadsheets of some languages take the wide forms as well.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
 def csv_answer(name: str, rows: Iterable[Sequence[object]]) -> Response:

@@ -95,7 +95,14 @@ async def test_another_organisations_project_is_one_that_does_not_exist(served, 
 
 @pytest.mark.parametrize(
     ("text", "nano"),
-    [("25", 25 * 10**9), ("$1,250.50", 1_250_500_000_000), ("0.000000001", 1), (" 3 ", 3 * 10**9)],
+    [
+        ("25", 25 * 10**9),
+        ("$1,250.50", 1_250_500_000_000),
+        ("0.000000001", 1),
+        (" 3 ", 3 * 10**9),
+        (".5", 5 * 10**8),
+        ("1,000,000", 10**15),
+    ],
 )
 async def test_amounts_are_read_to_the_nano_dollar(text, nano):
     assert nano_in({"amount": text}, "amount", least=0) == nano
@@ -103,7 +110,27 @@ async def test_amounts_are_read_to_the_nano_dollar(text, nano):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "NaN", "inf", "-1", "0.0000000001", "1e30", "9e999999", "9000001", "١٢e", "1" * 40],
+    [
+        "",
+        "x",
+        "NaN",
+        "inf",
+        "-1",
+        "0.0000000001",
+        "1e30",
+        "9e999999",
+        "9000001",
+        "١٢",
+        "1" * 40,
+        "0,50",
+        "25,5",
+        "1.250,50",
+        "0,500",
+        "1,5000",
+        "1_000",
+        ".",
+        "0.5" + "0" * 21 + "1",
+    ],
 )
 async def test_what_is_no_amount_is_refused_by_name(text):
     with pytest.raises(InvalidRequest, match="amount"):

@@ -79,5 +79,7 @@ async def test_what_cannot_be_shown_is_a_400_that_names_the_field(served, http, 
 
 
 async def test_names_are_no_formulas_in_a_spreadsheet(served, http):
-    body = csv_answer("x", [["=cmd()", "-1", "plain"], ["@a", 5, "a,b"]]).body
-    assert bytes(body).decode().splitlines() == ["'=cmd(),'-1,plain", '\'@a,5,"a,b"']
+    body = csv_answer("x", [["=cmd()", "-1", "plain"], ["@a", 5, "a,b"], ["＝1", "\n=1"]]).body
+    assert list(csv.reader(io.StringIO(bytes(body).decode(), newline=""))) == [
+        ["'=cmd()", "'-1", "plain"], ["'@a", "5", "a,b"], ["'＝1", "'\n=1"],
+    ]  # fmt: skip
