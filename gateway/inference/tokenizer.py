@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
-from gateway.inference.words import Words, cuts_at_spaces
+from gateway.inference.words import Words, control_of, cuts_at_spaces
 
 WORD_SPACE = "▁"  # how sentencepiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -37,7 +37,9 @@ class Tokenizer:
         decoder = json.dumps(description["decoder"])
         self.token_bytes = _token_bytes(rust, added, byte_level="ByteLevel" in decoder)
         self.vocab_size = len(self.token_bytes)
-        self._words = Words(self._encode_plain) if cuts_at_spaces(description) else None
+        self._words = None
+        if cuts_at_spaces(description):
+            self._words = Words(self._encode_plain, control_of(description))
         self._adds = bool(self._encode_whole("", add_special=True))  # bos, eos or both
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +38,12 @@ ODD = [
     "名",
     "\x1c",
     "(no)",
+    "pages.\n\nIt",
+    "is\nthe",
+    "by\n\n\nan",
+    "<|end|>\n<|end|>user\nIt",
+    "<|end|>\n\nthe",
+    "engine\n",
 ]
 
 
@@ -54,7 +61,13 @@ def rust(pattern: str) -> RustTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    found.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    texts = [
+        " ".join(WORDS),
+        "It\n\n",
+        "pages.\n\n",
+        "\n\n\n",
+    ]  # ends of lines join, where they may
+    found.train_from_iterator(texts * 20, trainer)
     return found
 
 
@@ -86,6 +99,25 @@ def test_whatever_stands_between_words_nothing_changes(
 ) -> None:
     text = " ".join(pieces)
     assert tokenizer.encode(text, add_special=False) == whole(tokenizer, text)
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n"])
+def test_a_template_around_known_words_is_not_asked_of_the_library(
+    tokenizer: Tokenizer, end: str
+) -> None:
+    text = f"<|end|>system{end}It is.<|end|>\n<|end|>user{end}" + " ".join(["the"] * 30)
+    asked: list[str] = []
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return tokenizer._encode_plain(texts)
+
+    words = Words(encode, {"<|end|>": tokenizer.encode("<|end|>", add_special=False)[0]})
+    for _ in range(4):
+        asked.clear()
+        assert words.tokens(text) in (None, whole(tokenizer, text))
+    assert not asked or "\n\n" in asked[0]  # a pattern may make of those what comes after them
+    assert "the" not in asked
 
 
 def test_a_tokenizer_of_another_kind_gets_its_text_whole() -> None:
