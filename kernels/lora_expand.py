@@ -1,7 +1,8 @@
 """Grouped LoRA expand: ``y[t] += B[adapter of t] @ h[t]``, slice by slice, for a mixed batch.
 
     h     [P, T, slices, R]  float32, from lora_shrink, summed over P in order
-    pool  [elements]         the flat page pool; holds every B, scale included (see lora_table)
+    pool  [elements]         the flat page pool; holds every B, scale included (see lora_table),
+                             also those of 8 bits (``lora_codes``), whose magnitudes scale B h
     y     [T, N]             updated in place, N = columns of all slices; columns contiguous
 
 A site may carry two more vectors per adapter, each in blocks like B: gain and bias, applied as
@@ -27,8 +28,9 @@ from kernels.launch import (
     require,
     use_triton,
 )
+from kernels.lora_codes import bytes_of, code_values, coded, from_block, reference_row
 from kernels.lora_shrink import HANDFUL, project, tile_bucket
-from kernels.lora_table import ABSENT, B_ROWS, SPAN, UNIT, LoraSite, b_stride
+from kernels.lora_table import ABSENT, B_HEAD, B_ROWS, SPAN, UNIT, LoraSite, b_stride
 from kernels.segments import BASE, Segments
 from kernels.tuning import choose
 
@@ -66,8 +68,12 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     BLOCKS,
     SLICES,
     R,
+    magnitudes_ptr,
     PLANES: tl.constexpr,
     UNIT: tl.constexpr,
+    ITEM: tl.constexpr,
+    HEAD: tl.constexpr,
+    LARGEST: tl.constexpr,
     ADD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
@@ -84,7 +90,8 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     """BLOCK_T rows of a segment by EACH tiles of BLOCK_N output columns, over all of their ranks.
 
     B is asked for a tile ahead, and before h: where the kernel is chained, h is still being made.
-    What a site looks like is no constant: one kernel serves all of a model's.
+    What a site looks like is no constant: one kernel serves all of a model's. Where B is codes,
+    ``pool_ptr`` points at bytes and ``magnitudes_ptr`` at the same memory in its own type.
     """
     segment = tl.program_id(1) // tiles
     first = tl.program_id(1) % tiles * BLOCK_T
@@ -111,8 +118,14 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
         units = units_ptr + entry
         some = (adapter >= 0) & (rank > 0)
         b = _load_b(
-            pool_ptr, units, tile, r, stride_b, n, some, columns, UNIT, B_ROWS, BLOCK_N
+            pool_ptr, units, tile, r, stride_b, n, some, columns, UNIT, HEAD, B_ROWS, BLOCK_N
         )  # fmt: skip
+        vectors_ptr = pool_ptr
+        if magnitudes_ptr is not None:
+            vectors_ptr = magnitudes_ptr
+            size = _load_sizes(
+                magnitudes_ptr, units, tile, n, some, columns, UNIT // ITEM, B_ROWS, BLOCK_N
+            )
         if CHAINED:
             tl.extra.cuda.gdc_wait()
         h = _load_h(at_h, t, length, some, T, SLICES, R, PLANES, BLOCK_T, BLOCK_R).to(CT)
@@ -122,24 +135,33 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
             if i + 1 < EACH:
                 ahead = _load_b(
                     pool_ptr, units, at + 1, r, stride_b, n, some & (at + 1 < last), columns,
-                    UNIT, B_ROWS, BLOCK_N,
+                    UNIT, HEAD, B_ROWS, BLOCK_N,
                 )  # fmt: skip
+            if magnitudes_ptr is not None:
+                size_ahead = size
+                if i + 1 < EACH:
+                    size_ahead = _load_sizes(
+                        magnitudes_ptr, units, at + 1, n, some & (at + 1 < last), columns,
+                        UNIT // ITEM, B_ROWS, BLOCK_N,
+                    )  # fmt: skip
             if at < last:
                 m = at * BLOCK_N + n
                 acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
                 bias = -1
                 scale = -1
                 if adapter >= 0:
-                    acc = tl.dot(h, b.to(CT), acc, input_precision="ieee")
+                    acc = tl.dot(h, code_values(b, CT), acc, input_precision="ieee")
                     for r0 in range(BLOCK_R, rank, BLOCK_R):
                         more = _load_h(
                             at_h + r0, t, length, some, T, SLICES, R, PLANES, BLOCK_T, BLOCK_R
                         )
                         b = _load_b(
                             pool_ptr, units, at, r0 + r, stride_b, n, some, columns,
-                            UNIT, B_ROWS, BLOCK_N,
+                            UNIT, HEAD, B_ROWS, BLOCK_N,
                         )  # fmt: skip
-                        acc = tl.dot(more.to(CT), b.to(CT), acc, input_precision="ieee")
+                        acc = tl.dot(more.to(CT), code_values(b, CT), acc, input_precision="ieee")
+                    if magnitudes_ptr is not None:
+                        acc *= (size * (1.0 / LARGEST))[None, :]
                     if HAS_BIAS:
                         bias = tl.load(bias_units_ptr + entry)
                     if HAS_SCALE:
@@ -152,13 +174,19 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
                     if ADD:
                         acc += tl.load(at_y, mask=both, other=0.0).to(tl.float32)
                     if scale >= 0:
-                        of = _vector_at(pool_ptr, scale_units_ptr + entry, m, inside, UNIT, B_ROWS)
+                        of = _vector_at(
+                            vectors_ptr, scale_units_ptr + entry, m, inside, UNIT // ITEM, B_ROWS
+                        )
                         acc *= 1.0 + tl.load(of, mask=inside, other=0.0).to(tl.float32)[None, :]
                     if bias >= 0:
-                        of = _vector_at(pool_ptr, bias_units_ptr + entry, m, inside, UNIT, B_ROWS)
+                        of = _vector_at(
+                            vectors_ptr, bias_units_ptr + entry, m, inside, UNIT // ITEM, B_ROWS
+                        )
                         acc += tl.load(of, mask=inside, other=0.0).to(tl.float32)[None, :]
                     tl.store(at_y, acc.to(y_ptr.dtype.element_ty), mask=both)
             b = ahead
+            if magnitudes_ptr is not None:
+                size = size_ahead
 
 
 @triton.jit
@@ -177,15 +205,29 @@ def _load_h(  # type: ignore[no-untyped-def]
 @triton.jit
 def _load_b(  # type: ignore[no-untyped-def]
     pool_ptr, units_ptr, tile, r, stride_b, n, some, columns,
-    UNIT: tl.constexpr, B_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr, HEAD: tl.constexpr, B_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A tile of B, [ranks, BLOCK_N]. The padding of a row is there, and zero."""
     m = tile * BLOCK_N + n
     inside = (m < columns) & some
     unit = tl.load(units_ptr + m // B_ROWS, mask=inside, other=0).to(tl.int64)
+    if HEAD > 0:
+        unit += HEAD
     at = pool_ptr + (unit * UNIT + n % B_ROWS * stride_b)[None, :] + r[:, None]
     mask = (r < stride_b)[:, None] & inside[None, :]
     return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _load_sizes(  # type: ignore[no-untyped-def]
+    magnitudes_ptr, units_ptr, tile, n, some, columns,
+    UNIT: tl.constexpr, B_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The magnitudes of a tile of B in codes, [BLOCK_N] float32."""
+    m = tile * BLOCK_N + n
+    inside = (m < columns) & some
+    at = _vector_at(magnitudes_ptr, units_ptr, m, inside, UNIT, B_ROWS)
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -269,7 +311,7 @@ def _launch(
     each = all_tiles if many and bucket <= _SHORT else 1
     _expand_kernel[(spans * (all_tiles // each), G * tiles)](
         h,
-        pool,
+        coded(pool, site.codes),
         y,
         segments.start,
         segments.length,
@@ -285,8 +327,12 @@ def _launch(
         site.b_units.shape[1],
         slices,
         R,
+        None if site.codes is None else pool,
         PLANES=planes,
-        UNIT=UNIT,
+        UNIT=UNIT * bytes_of(pool, site.codes),
+        ITEM=bytes_of(pool, site.codes),
+        HEAD=0 if site.codes is None else B_HEAD,
+        LARGEST=1.0 if site.codes is None else site.codes.largest,
         ADD=add,
         HAS_BIAS=site.bias_units is not None,
         HAS_SCALE=site.scale_units is not None,
@@ -321,7 +367,7 @@ def _expand_rows(
         block = slice(blocks, blocks + cdiv(columns, B_ROWS))
         addend = gain = bias = None
         if rank:
-            b = _matrix(pool, units[block], columns, rank)
+            b = _matrix(pool, site, units[block], columns, rank)
             addend = project(h[:, index, :rank], b, deterministic)
         if scales and scales[block.start] != ABSENT:
             gain = _vector(pool, scales[block], columns)
@@ -351,14 +397,19 @@ def _row(table: torch.Tensor | None, adapter: int) -> list[int]:
     return [] if table is None else table[adapter].tolist()
 
 
-def _matrix(pool: torch.Tensor, units: list[int], columns: int, rank: int) -> torch.Tensor:
+def _matrix(
+    pool: torch.Tensor, site: LoraSite, units: list[int], columns: int, rank: int
+) -> torch.Tensor:
     """B of one slice, [columns, rank] float32. Blocks that lie end to end are read as one."""
     stride = b_stride(rank)
+    heights = [min(B_ROWS, columns - i * B_ROWS) for i in range(len(units))]
+    parts = list(zip(units, heights, strict=True))
+    if (codes := site.codes) is not None:
+        shapes = ((unit * UNIT, (rows, rank, stride)) for unit, rows in parts)
+        return torch.cat([from_block(pool, codes, at, B_HEAD * UNIT, s) for at, s in shapes])
     step = B_ROWS * stride // UNIT
     if all(unit == units[0] + i * step for i, unit in enumerate(units)):
         return pool.as_strided((columns, rank), (stride, 1), units[0] * UNIT).float()
-    heights = [min(B_ROWS, columns - i * B_ROWS) for i in range(len(units))]
-    parts = zip(units, heights, strict=True)
     return torch.cat([pool.as_strided((n, rank), (stride, 1), u * UNIT) for u, n in parts]).float()
 
 
@@ -381,8 +432,9 @@ def lora_expand_reference(
         for block, (index, first, count) in enumerate(zip(*table, strict=True)):
             rank = int(site.ranks[adapter, index])
             for n in range(count):
-                offset = int(site.b_units[adapter, block]) * UNIT + n * b_stride(rank)
-                b = pool[offset : offset + rank].double() if rank else pool[:0].double()
+                unit = int(site.b_units[adapter, block])
+                at, shape = (unit * UNIT, B_HEAD * UNIT), (rank, b_stride(rank))
+                b = reference_row(pool, site.codes, at, n, shape)
                 z = y[rows, first + n].double() + hidden[rows, index, :rank] @ b
                 z = z * (1 + _element(pool, site.scale_units, adapter, block, n))
                 z = z + _element(pool, site.bias_units, adapter, block, n)

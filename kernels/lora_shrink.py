@@ -1,7 +1,8 @@
 """Grouped LoRA shrink: ``h[t, s] = A[adapter of t, slice s] @ x[t]`` for a mixed batch.
 
     x     [T, K]          activations; columns contiguous
-    pool  [elements]      the flat page pool, of the type of x; holds every A (see lora_table)
+    pool  [elements]      the flat page pool, of the type of x; holds every A (see lora_table),
+                          also those of 8 bits (``lora_codes``), whose magnitudes scale h
     h     [P, T, slices, R]  float32 partial sums, to be added over P (``planes``) in order;
                           zero for rows without an adapter, absent slices and ranks past the
                           adapter's own
@@ -11,12 +12,15 @@ same ones added in the same order for every P; else a handful of rows is cut int
 terms, since then the time is that of one program. Accumulation is float32.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.launch import cdiv, compute_type, require, round_up, use_triton
-from kernels.lora_table import A_ROWS, UNIT, LoraSite, a_stride
+from kernels.lora_codes import bytes_of, code_values, coded, from_block, reference_row
+from kernels.lora_table import A_HEAD, A_ROWS, UNIT, LoraSite, a_stride
 from kernels.segments import BASE, Segments
 from kernels.tuning import choose
 
@@ -56,7 +60,11 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     RB,
     TERM,
     TERMS_EACH,
+    magnitudes_ptr,
     UNIT: tl.constexpr,
+    ITEM: tl.constexpr,
+    HEAD: tl.constexpr,
+    LARGEST: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -64,7 +72,8 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
 ):
     """BLOCK_T rows of a segment by one block of ranks of a slice, TERMS_EACH terms of K.
 
-    What a site looks like is no constant: one kernel serves all of a model's.
+    What a site looks like is no constant: one kernel serves all of a model's. Where A is codes,
+    ``pool_ptr`` points at bytes and ``magnitudes_ptr`` at the same memory in its own type.
     """
     segment = tl.program_id(1) // tiles
     length = tl.load(length_ptr + segment)
@@ -86,6 +95,11 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
         acc = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
         if rank > 0:
             at_a = pool_ptr + unit * UNIT + r[None, :] * STRIDE_A + k[:, None]
+            if magnitudes_ptr is not None:
+                at_a += HEAD * UNIT
+                at_size = magnitudes_ptr + unit * (UNIT // ITEM) + r
+                size = tl.load(at_size, mask=r < rank, other=0.0).to(tl.float32) * (1.0 / LARGEST)
+                size, nothing = tl.broadcast(size[None, :], tl.zeros_like(acc))
             at_x = x_ptr + row[:, None] * stride_x + k[None, :]
             for term in range(plane * TERMS_EACH, (plane + 1) * TERMS_EACH):
                 part = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
@@ -98,7 +112,10 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
                         other=0.0,
                         eviction_policy="evict_first",
                     )
-                    part = tl.dot(x.to(CT), a.to(CT), part, input_precision="ieee")
+                    part = tl.dot(x.to(CT), code_values(a, CT), part, input_precision="ieee")
+                if magnitudes_ptr is not None:
+                    # Rounded before it is added, as it is where each term is a plane.
+                    part = tl.fma(part, size, nothing)
                 acc += part
         at = ((plane.to(tl.int64) * T + row) * SLICES + index) * (RB * BLOCK_R) + block * BLOCK_R
         tl.store(h_ptr + at[:, None] + r[None, :], acc, mask=live[:, None])
@@ -173,7 +190,7 @@ def _launch(
     tiles = cdiv(segments.longest, config.rows)
     _shrink_kernel[(slices * blocks, G * tiles, planes)](
         x,
-        pool,
+        coded(pool, site.codes),
         h,
         segments.start,
         segments.length,
@@ -189,7 +206,11 @@ def _launch(
         blocks,
         columns,
         terms // planes,
-        UNIT=UNIT,
+        None if site.codes is None else pool,
+        UNIT=UNIT * bytes_of(pool, site.codes),
+        ITEM=bytes_of(pool, site.codes),
+        HEAD=A_HEAD,
+        LARGEST=1.0 if site.codes is None else site.codes.largest,
         BLOCK_T=config.rows,
         BLOCK_R=A_ROWS,
         BLOCK_K=config.depth,
@@ -241,6 +262,8 @@ def project(x: torch.Tensor, weight: torch.Tensor, deterministic: bool) -> torch
 
 
 def _stacked(pool: torch.Tensor, site: LoraSite, adapter: int, ranks: list[int]) -> torch.Tensor:
+    if site.codes is not None:
+        return torch.cat(list(_coded_blocks(pool, site, adapter, ranks)))
     stride = a_stride(site.width)
     units: list[list[int]] = site.a_units[adapter].tolist()
     parts: list[tuple[int, int]] = []  # (element offset, rows); blocks end to end are one part
@@ -255,6 +278,17 @@ def _stacked(pool: torch.Tensor, site: LoraSite, adapter: int, ranks: list[int])
     return (views[0] if len(views) == 1 else torch.cat(views)).float()
 
 
+def _coded_blocks(
+    pool: torch.Tensor, site: LoraSite, adapter: int, ranks: list[int]
+) -> Iterator[torch.Tensor]:
+    assert site.codes is not None, "these are codes"
+    units: list[list[int]] = site.a_units[adapter].tolist()
+    for blocks, rank in zip(units, ranks, strict=True):
+        for index in range(cdiv(rank, A_ROWS)):
+            shape = min(A_ROWS, rank - index * A_ROWS), site.width, a_stride(site.width)
+            yield from_block(pool, site.codes, blocks[index] * UNIT, A_HEAD * UNIT, shape)
+
+
 def lora_shrink_reference(
     x: torch.Tensor, pool: torch.Tensor, site: LoraSite, segments: Segments
 ) -> torch.Tensor:
@@ -264,9 +298,9 @@ def lora_shrink_reference(
         for index in range(len(site.slices)):
             rank = int(site.ranks[adapter, index]) if adapter != BASE else 0
             for r in range(rank):
-                unit = int(site.a_units[adapter, index, r // A_ROWS])
-                offset = unit * UNIT + r % A_ROWS * a_stride(site.width)
-                row = pool[offset : offset + site.width].double()
+                at = int(site.a_units[adapter, index, r // A_ROWS]) * UNIT, A_HEAD * UNIT
+                shape = site.width, a_stride(site.width)
+                row = reference_row(pool, site.codes, at, r % A_ROWS, shape)
                 h[0, start : start + length, index, r] = (
                     x[start : start + length].double() @ row
                 ).float()

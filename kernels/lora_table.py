@@ -8,6 +8,9 @@ or may not touch, at its own rank. The matrices are cut into blocks that never c
     B of a slice  [rows, rank] blocks of 128 output columns, row stride rank rounded up to 8,
                               the padding zero, the LoRA scale multiplied in
 
+An adapter in 8 bits (``lora_codes``) has a byte for each element, and in front of them the
+magnitudes of the block's rows, of the pool's type, in a room of A_HEAD or B_HEAD units.
+
 A block is found by its *unit*: its element offset in the flat pool divided by 64. Units are 32
 bit, so the pool may hold 2^37 elements, and the compiler knows every block's alignment.
 """
@@ -17,10 +20,12 @@ from dataclasses import dataclass
 import torch
 
 from kernels.launch import cdiv, round_up
+from kernels.lora_codes import LoraCodes
 
 UNIT = 64  # elements; blocks start at multiples of it
 A_ROWS = 16  # rows of A in a block
 B_ROWS = 128  # output columns in a block of B
+A_HEAD, B_HEAD = 1, 2  # units in front of a block's codes
 SPAN = 8  # blocks of B, of one slice, that a program of expand takes at most
 ABSENT = -1  # unit of a block that does not exist
 
@@ -48,6 +53,7 @@ class LoraSite:
     block_row: torch.Tensor  # [NB] int32, its first column in y
     block_rows: torch.Tensor  # [NB] int32, its columns, at most 128
     spans: torch.Tensor  # [S, 4] int32: slice, first block, first column in y, columns
+    codes: LoraCodes | None = None  # of A and B; None: they are of the pool's type
     bias_units: torch.Tensor | None = None  # [adapters, NB] int32, block_rows elements; -1 none
     scale_units: torch.Tensor | None = (
         None  # the same, gains: factors of the output less one (DoRA)

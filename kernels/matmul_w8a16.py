@@ -14,23 +14,13 @@ import triton
 import triton.language as tl
 
 from kernels.e4m3 import from_codes
+from kernels.int8 import from_integers
 from kernels.launch import cdiv, chained, compute_type, require, use_triton
 from kernels.planes import total
 from kernels.tuning import DEQUANTIZE_ABOVE, Config, choose, matmul_splits
 from kernels.w8_weight import W8Weight, dequantize_w8
 
 ROWS_AT_ONCE = 64  # in deterministic mode, of the one tile there is
-
-
-@triton.jit
-def _from_integers(codes, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """int8 as a type that holds it. Behind 0x64, as float16, a byte is 1024 and itself: the
-    compiler's own conversion goes by way of a slow unit there."""
-    if tl.float16 != TYPE:
-        return codes.to(TYPE)
-    else:
-        bits = (codes.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
-        return bits.to(tl.float16, bitcast=True) - 1152.0
 
 
 @triton.jit(do_not_specialize=["M", "per"])
@@ -77,7 +67,7 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
         if values_ptr.dtype.element_ty == tl.uint8:
             w = from_codes(codes, CT)
         else:
-            w = _from_integers(codes, CT)
+            w = from_integers(codes, CT)
             if zeros_ptr is not None:
                 w -= tl.load(zeros_ptr + first // GROUP * N + column).to(CT)[:, None]
         if GROUP < K:

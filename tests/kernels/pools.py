@@ -6,7 +6,18 @@ import torch
 
 from kernels.e4m3 import to_e4m3
 from kernels.launch import cdiv, round_up
-from kernels.lora_table import A_ROWS, B_ROWS, UNIT, LoraSite, a_stride, b_stride, empty_site
+from kernels.lora_codes import LoraCodes
+from kernels.lora_table import (
+    A_HEAD,
+    A_ROWS,
+    B_HEAD,
+    B_ROWS,
+    UNIT,
+    LoraSite,
+    a_stride,
+    b_stride,
+    empty_site,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -76,15 +87,17 @@ def with_adapters(
     device: str,
     vectors: bool = False,
     scale: float = 0.1,
+    codes: LoraCodes | None = None,
 ) -> Adapters:
     """Adapters of these ranks per slice, laid into pages in the order A blocks, B blocks."""
     largest = max(max(r) for r in ranks)
     site = empty_site(width, slices, adapters=len(ranks), rank=max(largest, 1), device="cpu")
+    site = replace(site, codes=codes)
     if vectors:
         absent = torch.full_like(site.b_units, -1)
         site = replace(site, bias_units=absent.clone(), scale_units=absent.clone())
     page = round_up(max(A_ROWS * a_stride(width), B_ROWS * b_stride(largest)) + 5 * UNIT, UNIT)
-    writer = _Writer(page, dtype)
+    writer = _Writer(page, dtype, codes)
     for adapter, slice_ranks in enumerate(ranks):
         _write_adapter(writer, site, adapter, slice_ranks, scale)
     moved = {
@@ -105,13 +118,13 @@ def _write_adapter(
             rows = min(A_ROWS, rank - block * A_ROWS)
             a = torch.zeros(rows, a_stride(site.width))
             a[:, : site.width] = torch.randn(rows, site.width, generator=random) * scale
-            site.a_units[adapter, index, block] = writer.add(a)
+            site.a_units[adapter, index, block] = writer.add_rows(a, A_HEAD)
     for block, (index, rows) in enumerate(zip(site.block_slice, site.block_rows, strict=True)):
         rank = ranks[index]
         if rank:
             b = torch.zeros(int(rows), b_stride(rank))
             b[:, :rank] = torch.randn(int(rows), rank, generator=random) * scale
-            site.b_units[adapter, block] = writer.add(b)
+            site.b_units[adapter, block] = writer.add_rows(b, B_HEAD)
         if site.bias_units is not None and site.scale_units is not None and adapter % 2 == 0:
             site.bias_units[adapter, block] = writer.add(torch.randn(int(rows), generator=random))
             site.scale_units[adapter, block] = writer.add(torch.rand(int(rows), generator=random))
@@ -120,8 +133,8 @@ def _write_adapter(
 class _Writer:
     """Puts blocks one after another, none across a page; what lies between is NaN."""
 
-    def __init__(self, page: int, dtype: torch.dtype) -> None:
-        self._page, self._dtype = page, dtype
+    def __init__(self, page: int, dtype: torch.dtype, codes: LoraCodes | None) -> None:
+        self._page, self._dtype, self._codes = page, dtype, codes
         self._blocks: list[tuple[int, torch.Tensor]] = []
         self._end = 0
 
@@ -134,9 +147,30 @@ class _Writer:
         self._end += size
         return offset // UNIT
 
+    def add_rows(self, rows: torch.Tensor, head: int) -> int:
+        """A block of A or B; in codes, behind so many units with its magnitudes."""
+        if self._codes is None:
+            return self.add(rows)
+        values = rows.to(self._dtype)
+        sizes = torch.full((head * UNIT,), float("nan"), dtype=self._dtype)
+        sizes[: len(rows)] = values.abs().amax(1)
+        stored = in_codes(values, self._codes).flatten()
+        item = self._dtype.itemsize
+        stored = torch.cat((stored, stored.new_full((-len(stored) % item,), 0x7F)))
+        return self.add(torch.cat((sizes, stored.view(self._dtype))))
+
     def pool(self) -> torch.Tensor:
         elements = round_up(self._end, self._page)
         flat = torch.full((elements,), float("nan"), dtype=self._dtype)
         for offset, block in self._blocks:
             flat[offset : offset + block.numel()] = block.flatten().to(self._dtype)
         return flat
+
+
+def in_codes(rows: torch.Tensor, codes: LoraCodes) -> torch.Tensor:
+    """uint8 [rows, width], each row relative to its largest absolute value."""
+    if codes is LoraCodes.E4M3:
+        return to_e4m3(rows)[0].view(torch.uint8)
+    wide = rows.float()
+    sizes = wide.abs().amax(1, keepdim=True).clamp(min=1e-30)
+    return (wide / sizes * 127).round().to(torch.int8).view(torch.uint8)

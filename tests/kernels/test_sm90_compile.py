@@ -384,47 +384,92 @@ def test_the_sum_of_planes(dtype):
     assert_waits_before_all_but(kernel, loads=0)
 
 
-@bf16
-@pytest.mark.parametrize(
-    ("rows", "depth", "warps", "stages"), [(16, 256, 4, 2), (16, 128, 2, 4), (64, 128, 4, 3)]
-)
-def test_lora_shrink(rows, depth, warps, stages, dtype):
+PLAIN = {"magnitudes_ptr": None, "UNIT": 64, "ITEM": 1, "HEAD": 0, "LARGEST": 1.0}
+CODED = {"UNIT": 128, "ITEM": 2, "LARGEST": 127.0}  # what an adapter in 8 bits takes
+
+
+def in_codes(codes, dtype, head):
+    """(types of pointers, constants) of a LoRA kernel over adapters of this kind."""
+    if codes is None:
+        return {"pool_ptr": f"*{dtype}"}, PLAIN
+    return {"pool_ptr": f"*{codes}", "magnitudes_ptr": f"*{dtype}"}, CODED | {"HEAD": head}
+
+
+def compiled_shrink(dtype, rows, depth, warps, stages, codes=None):
     from kernels.lora_shrink import _shrink_kernel
 
     integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
-    signature = {"x_ptr": f"*{dtype}", "pool_ptr": f"*{dtype}", "h_ptr": "*fp32"}
+    pointers, layout = in_codes(codes, dtype, 1)
+    signature = {"x_ptr": f"*{dtype}", "h_ptr": "*fp32"} | pointers
     sizes = ("stride_x", "K", "STRIDE_A", "TERM")
     numbers = ("T", "tiles", "SLICES", "RB", "TERMS_EACH", *sizes)
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
-    constants = {"UNIT": 64, "BLOCK_T": rows, "BLOCK_R": 16, "BLOCK_K": depth, "CT": TYPES[dtype]}
-    kernel = compile_kernel(
+    constants = {"BLOCK_T": rows, "BLOCK_R": 16, "BLOCK_K": depth, "CT": TYPES[dtype]} | layout
+    return compile_kernel(
         _shrink_kernel, signature, constants, warps=warps, stages=stages, aligned=sizes
     )
+
+
+SHRINKS = [(16, 256, 4, 2), (16, 128, 2, 4), (64, 128, 4, 3)]  # rows, depth, warps, stages
+
+
+@bf16
+@pytest.mark.parametrize("tile", SHRINKS)
+def test_lora_shrink(tile, dtype):
+    kernel = compiled_shrink(dtype, *tile)
     check(kernel, registers=168)
     assert "cp.async.cg.shared.global" in kernel.ptx  # the adapter streams in 16-byte pieces
 
 
-@bf16
-@pytest.mark.parametrize(("add", "vectors"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize(
-    ("rows", "columns", "warps", "planes", "each"),
-    [(16, 256, 4, 4, 4), (16, 256, 4, 28, 1), (64, 256, 8, 1, 1)],
-)
-def test_lora_expand(rows, columns, warps, planes, each, add, vectors, dtype):
+CODES = [("u8", "fp16", 6.5), ("i8", "fp16", 11.5), ("u8", "bf16", 9.7), ("i8", "bf16", 9.5)]
+
+
+@pytest.mark.parametrize(("codes", "dtype", "most"), CODES)  # of instructions per code
+def test_lora_shrink_of_8_bits(codes, dtype, most):
+    rows, depth, warps, _ = SHRINKS[0]
+    kernel = compiled_shrink(dtype, *SHRINKS[0], codes=codes)
+    check(kernel, registers=96)
+    assert "cp.async.cg.shared.global" in kernel.ptx  # 16 codes at a time
+    assert len(kernel.main_loop) * warps * 32 / (rows * depth) <= most
+
+
+def compiled_expand(dtype, tile, *, add, vectors, codes=None):
     from kernels.lora_expand import _expand_kernel
 
+    rows, columns, warps, planes, each = tile
     integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
     integers += ("bias_units_ptr", "scale_units_ptr", "spans_ptr")
-    signature = {"h_ptr": "*fp32", "pool_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
+    pointers, layout = in_codes(codes, dtype, 2)
+    signature = {"h_ptr": "*fp32", "y_ptr": f"*{dtype}"} | pointers
     numbers = ("T", "tiles", "stride_y", "BLOCKS", "SLICES", "R")
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
-    constants = {"PLANES": planes, "UNIT": 64, "CT": TYPES[dtype]}
+    constants = {"PLANES": planes, "CT": TYPES[dtype]} | layout
     constants |= {"ADD": add, "HAS_BIAS": vectors, "HAS_SCALE": vectors, "CHAINED": True}
     constants |= {"BLOCK_T": rows, "BLOCK_N": columns, "B_ROWS": 128}
     constants |= {"EACH": each, "PIECES": 1024 // columns // each, "BLOCK_R": 16, "ALIGN": 16}
-    kernel = compile_kernel(
+    return compile_kernel(
         _expand_kernel, signature, constants, warps=warps, stages=1, aligned=("stride_y", "R")
     )
+
+
+@pytest.mark.parametrize(("codes", "dtype"), [("u8", "fp16"), ("i8", "bf16")])
+@pytest.mark.parametrize("tile", [0, 2])
+def test_lora_expand_of_8_bits(tile, codes, dtype):
+    kernel = compiled_expand(dtype, EXPANDS[tile], add=False, vectors=False, codes=codes)
+    check(kernel, registers=168 if tile == 0 else 232)
+    b = [line for line in kernel.ptx.splitlines() if "ld.global.L1::evict_first" in line]
+    assert b
+    assert all(".v2.b32" in line for line in b)  # 8 codes at a time
+
+
+EXPANDS = [(16, 256, 4, 4, 4), (16, 256, 4, 28, 1), (64, 256, 8, 1, 1)]
+
+
+@bf16
+@pytest.mark.parametrize(("add", "vectors"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("tile", EXPANDS)  # rows, columns, warps, planes, tiles of a program
+def test_lora_expand(tile, add, vectors, dtype):
+    kernel, rows = compiled_expand(dtype, tile, add=add, vectors=vectors), tile[0]
     few = 16 if vectors else 0  # gains and biases are rare
     check(kernel, registers=168 if rows == 16 else 232, spilled=few)
     b = [line for line in kernel.ptx.splitlines() if "ld.global.L1::evict_first" in line]
