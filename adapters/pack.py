@@ -21,13 +21,18 @@ STORED_AS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """What an adapter does to one linear layer: see ``ModuleLora``. r may be 0."""
+    """What an adapter does to one linear layer: see ``ModuleLora``. r may be 0.
+
+    A and B may be codes of 8 bits (``narrow``), each row's beside the largest of its values.
+    """
 
     a: Tensor  # [r, K]
     b: Tensor  # [N, r], scaled
     lora_bias: Tensor | None = None  # [N], scaled
     bias: Tensor | None = None  # [N], in place of the base's
     magnitude: Tensor | None = None  # [N] float32: norms of the rows of the adapted weight
+    a_largest: Tensor | None = None  # [r], where a is codes
+    b_largest: Tensor | None = None  # [N], where b is
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +50,8 @@ class Factor:
 
     @property
     def _tensors(self) -> tuple[Tensor | None, ...]:
-        return self.a, self.b, self.lora_bias, self.bias, self.magnitude
+        vectors = self.lora_bias, self.bias, self.magnitude
+        return self.a, self.b, *vectors, self.a_largest, self.b_largest
 
 
 @dataclass(frozen=True, slots=True)

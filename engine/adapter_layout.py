@@ -50,6 +50,7 @@ class Span:
     blocks: Sequence[Block]
     source: torch.Tensor | None  # None: a vector, found when the adapter is first placed
     width: int  # columns
+    largest: torch.Tensor | None = None  # magnitudes of a source in codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,9 @@ class LaidOut:
         In numpy: torch would start a team of threads for each thread that loads, and they would
         fight the forward pass for its cores.
         """
+        if span.largest is not None:
+            self._fill_codes(span, offsets, source, span.largest)
+            return
         bits = BITS[self.host.itemsize]
         memory = self.host.view(bits).view(-1).numpy()
         rows = source.to(self.host.dtype).contiguous().view(bits).numpy()
@@ -103,6 +107,25 @@ class LaidOut:
             start = span.blocks[first].first
             target[:, : span.width] = rows[start : block.first + block.rows]
             first = i + 1
+
+    def _fill_codes(
+        self, span: Span, offsets: Sequence[int], source: torch.Tensor, largest: torch.Tensor
+    ) -> None:
+        """Blocks of one size that lie end to end at once."""
+        item, bits = self.host.itemsize, BITS[self.host.itemsize]
+        memory = self.host.view(torch.uint8).view(-1).numpy()
+        rows = source.contiguous().view(torch.uint8).numpy()
+        sizes = largest.to(self.host.dtype).view(bits).numpy()
+        for first, count in _alike(span.blocks, offsets):
+            block = span.blocks[first]
+            start, size = offsets[first] * item, block.elements * item
+            run = memory[start : start + count * size].reshape(count, size)
+            which = slice(block.first, block.first + count * block.rows)
+            head = run[:, : block.rows * item].view(sizes.dtype)
+            head[:] = sizes[which].reshape(count, block.rows)
+            codes = run[:, block.head * item :][:, : block.rows * block.stride]
+            target = codes.reshape(count, block.rows, block.stride)
+            target[:, :, : span.width] = rows[which].reshape(count, block.rows, span.width)
 
 
 class AdapterLayout:
@@ -154,7 +177,7 @@ class AdapterLayout:
                     factor = packed.factors.get((layer, module))
                     if factor is not None:
                         self._check(packed, layer, site, number, factor)
-                        yield from _factor_spans(layer, site, number, factor)
+                        yield from _factor_spans(layer, site, number, factor, self._dtype.itemsize)
 
     def _table_spans(self, packed: PackedAdapter) -> Iterator[Span]:
         for name, table in packed.tables.items():
@@ -217,12 +240,25 @@ class AdapterLayout:
         )
 
 
-def _factor_spans(layer: int, site: str, number: int, factor: Factor) -> Iterator[Span]:
+def _alike(blocks: Sequence[Block], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, count) of blocks of as many rows that lie end to end."""
+    first = 0
+    for i in range(1, len(blocks) + 1):
+        ended = i == len(blocks) or blocks[i].rows != blocks[first].rows
+        if ended or offsets[i] != offsets[i - 1] + blocks[i - 1].elements:
+            yield first, i - first
+            first = i
+
+
+def _factor_spans(layer: int, site: str, number: int, factor: Factor, item: int) -> Iterator[Span]:
+    """``item``: bytes of an element of the pool."""
     rank, inputs = factor.a.shape
     outputs = factor.b.shape[0]
     if rank:
-        yield Span(layer, site, number, "a", blocks_of_a(rank, inputs), factor.a, inputs)
-        yield Span(layer, site, number, "b", blocks_of_b(outputs, rank), factor.b, rank)
+        each = 1 if factor.a_largest is None else item
+        a, b = blocks_of_a(rank, inputs, each), blocks_of_b(outputs, rank, each)
+        yield Span(layer, site, number, "a", a, factor.a, inputs, factor.a_largest)
+        yield Span(layer, site, number, "b", b, factor.b, rank, factor.b_largest)
     if factor.gained:
         yield Span(layer, site, number, "gain", blocks_of_vector(outputs), None, 1)
     if factor.biased:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from adapters.narrow import Narrow, narrowed, widened
 from adapters.pack import PackedAdapter
 from engine.adapter_layout import AdapterLayout, LaidOut, Offsets, Span
 from engine.adapter_table import AdapterTable, SiteRow, site_shapes
@@ -48,6 +49,8 @@ class AdapterMemory:
 
     def lay_out(self, packed: PackedAdapter) -> LaidOut:
         """For any thread. Raises AdapterUnusable."""
+        if (codes := self._table.codes) is not None:
+            packed = narrowed(packed, Narrow(codes))
         own = packed if self._shard is None else self._shard.adapter(packed)
         return self._layout.lay_out(own)
 
@@ -109,7 +112,7 @@ class AdapterMemory:
         slices = self._shapes[span.site].slices
         first = sum(slices[: span.slice])
         columns = slice(first, first + slices[span.slice])
-        factor = laid.packed.factors[span.layer, SITES[span.site][span.slice]]
+        factor = widened(laid.packed.factors[span.layer, SITES[span.site][span.slice]])
         gain, bias = self._base.vectors(factor, span.layer, span.site, columns)
         return {"gain": gain, "bias": bias}
 

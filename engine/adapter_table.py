@@ -18,6 +18,7 @@ from engine.outer import PagedTable
 from engine.page_size import ROOMY_RANK
 from engine.placement import A_ROWS, SITES
 from engine.staging import send
+from kernels.lora_codes import LoraCodes
 from kernels.lora_table import ABSENT, LoraSite, site_blocks, site_spans
 
 FIRST_ROWS = 8
@@ -73,7 +74,11 @@ def site_shapes(spec: ModelSpec) -> dict[str, SiteShape]:
 class AdapterTable:
     """Belongs to the engine loop's thread."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, device: torch.device, codes: LoraCodes | None = None
+    ) -> None:
+        """``codes``: what all adapters' A and B are kept as; None: as what the pool holds."""
+        self.codes = codes
         self._shapes, self._layers, self._device = site_shapes(spec), spec.num_layers, device
         self.epoch = 0  # changes with every row: what was derived from the table is stale
         self._rows, self._rank_blocks = 0, 0
@@ -216,6 +221,7 @@ class AdapterTable:
             block_row=block_row,
             block_rows=block_rows,
             spans=spans,
+            codes=self.codes,
             bias_units=None if columns.bias_units is None else columns.bias_units[layer],
             scale_units=None if columns.gain_units is None else columns.gain_units[layer],
         )

@@ -16,6 +16,7 @@ from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterInvalid, BaseUnreadable, StoreUnusable
 from adapters.host_cache import HostCache
 from adapters.manifest import AdapterManifest
+from adapters.narrow import Narrow
 from adapters.pack import PackedAdapter, pack
 from adapters.stores import Store, open_store
 from engine.adapter_layout import LaidOut
@@ -46,7 +47,7 @@ from engine.placement import A_ROWS
 from engine.plan import Memory, Wish, describe, divide
 from engine.precision import choose_device, choose_dtype
 from engine.protocol import BaseInfo
-from engine.references import References
+from engine.references import References, Rounding
 from engine.rehearsal import Needs, Rehearsal, Stage
 from engine.runner import ModelRunner
 from engine.seeing import Seeing
@@ -65,6 +66,7 @@ from engine.team.shard import Shard
 from engine.team.supply import Keep, Kept
 from engine.team.wire import Wire
 from engine.timeline import Timeline
+from kernels.lora_codes import LoraCodes
 from kernels.segments import SEGMENT_TILES
 
 STEP_S = 0.025  # of a pass with decodes on CUDA: others' tokens stay even while prompts enter
@@ -274,7 +276,8 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member, start: _Start) 
                 watcher, hidden=spec.hidden_size, dtype=place.dtype, device=place.device,
                 most=config.max_num_seqs,
             )  # fmt: skip
-    memory, table = memory_of(pages), AdapterTable(spec, place.device)
+    memory = memory_of(pages)
+    table = AdapterTable(spec, place.device, _codes(config))
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,
         max_tokens=config.max_num_batched_tokens, max_drafts=config.drafts, images=images,
@@ -348,7 +351,7 @@ def _compose(
         pass_sizes=BUCKETS if place.device.type == "cuda" and not config.enforce_eager else (),
         ahead=place.device.type == "cuda",
         compiled=part.compiled,
-        reference=_references(config, store, base, part.adapters.size),
+        reference=_references(config, store, base, part.adapters.size, place.dtype),
     )
 
 
@@ -397,6 +400,7 @@ def _plan(config: EngineConfig, spec: ModelSpec, weights: int, pages: int) -> st
         adapters=0 if config.adapter_store is None else 1,
         rank=A_ROWS,
         kv_cache_dtype=config.kv_cache_dtype,
+        adapter_dtype=config.adapter_dtype,
         page_tokens=config.page_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -421,7 +425,8 @@ def _rehearse(
     longest = pages_of_tokens(config.max_model_len or model.spec.max_position, config.page_tokens)
 
     def stage(layers: int | None) -> Stage:
-        part, table = model.shallow(layers) if layers else model, AdapterTable(model.spec, device)
+        part = model.shallow(layers) if layers else model
+        table = AdapterTable(model.spec, device, _codes(config))
         runner = ModelRunner(
             part, memory, table, builder, max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens, max_drafts=config.drafts,
@@ -430,6 +435,11 @@ def _rehearse(
 
     rehearsal = Rehearsal(stage, model.spec, config)
     return rehearsal.play(device, start.compilers, start.timeline)
+
+
+def _codes(config: EngineConfig) -> LoraCodes | None:
+    codes = config.adapter_dtype.codes
+    return None if codes is None else LoraCodes(codes)
 
 
 def _check_length(config: EngineConfig, spec: ModelSpec) -> None:
@@ -483,8 +493,13 @@ def _references(
     store: Store | None,
     base: BaseSpec,
     size: Callable[[PackedAdapter], int],
+    dtype: torch.dtype,
 ) -> References | None:
-    return None if store is None else References(config.model, store, base, size)
+    if store is None:
+        return None
+    codes = config.adapter_dtype.codes
+    rounding = None if codes is None else Rounding(dtype, Narrow(codes))
+    return References(config.model, store, base, size, rounding)
 
 
 def _grammars(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Grammars | None:

@@ -49,6 +49,22 @@ class HeadDtype(StrEnum):
     INT8 = "int8"
 
 
+class AdapterDtype(StrEnum):
+    """Of the A and B of linear layers; what else an adapter has is kept as the model computes."""
+
+    AUTO = "auto"  # as the model computes
+    INT8 = "int8"
+    FP8 = "fp8"
+    FP8_E4M3 = "fp8_e4m3"  # the same
+
+    @property
+    def codes(self) -> str | None:
+        """Of 8 bits, by the name that packing and kernels know; None: there are none."""
+        if self == AdapterDtype.AUTO:
+            return None
+        return "int8" if self == AdapterDtype.INT8 else "e4m3"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: str  # directory of the checkpoint
@@ -70,6 +86,7 @@ class EngineConfig:
     dtype: Dtype = Dtype.AUTO
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     head_dtype: HeadDtype = HeadDtype.AUTO
+    adapter_dtype: AdapterDtype = AdapterDtype.AUTO
     threads: int | None = None  # compute threads on CPU; None: the library's choice
     deterministic: bool = False  # a row's tokens are bit-equal whoever shares the batch
     enforce_eager: bool = False

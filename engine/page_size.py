@@ -47,16 +47,19 @@ def pages_of_tokens(tokens: int, page_tokens: int) -> int:
     return -(-tokens // page_tokens)
 
 
-def adapter_pages(spec: ModelSpec, rank: int, elements: int) -> int:
+def adapter_pages(
+    spec: ModelSpec, rank: int, elements: int, *, item: int = ITEM, narrow: bool = False
+) -> int:
     """Pages of ``elements`` that an adapter of one rank on all seven linears takes.
 
-    Raises BlockTooLarge.
+    ``narrow``: in 8 bits. Raises BlockTooLarge.
     """
+    each = item if narrow else 1
     layer: list[int] = []
     for modules in SITES.values():
         for module in modules:
             inputs, outputs = linear_size(spec, module)
-            blocks = blocks_of_a(rank, inputs) + blocks_of_b(outputs, rank)
+            blocks = blocks_of_a(rank, inputs, each) + blocks_of_b(outputs, rank, each)
             layer += [block.elements for block in blocks]
     return place(layer * spec.num_layers, elements)[1]
 

@@ -7,16 +7,18 @@ element offset in the pool divided by 64, its *unit*.
 
     A block  rows x Kp   Kp = K rounded up to 64
     B block  rows x rp   rp = r rounded up to 8; the pad columns are zero
+             of both, in 8 bits: magnitudes in a room of their own, then a byte an element
     vector   up to 128 elements, for the outputs of a B block
     table    rows x Wp   of the embeddings or the head: as many rows as fit, 128 at most
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 UNIT = 64  # elements
 A_ROWS = 16
 B_ROWS = 128
+A_HEAD, B_HEAD = UNIT, B_ROWS  # elements, the room for magnitudes in front of a block's codes
 
 SITES: Mapping[str, tuple[str, ...]] = {  # fused module -> its slices, in order
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -37,18 +39,22 @@ class Block:
     first: int  # row of the factor
     rows: int
     stride: int  # elements from row to row
+    head: int = 0  # elements in front of them, of a block in codes
+    each: int = 1  # codes in the room of an element; 1: there are none
 
     @property
     def elements(self) -> int:
-        return self.rows * self.stride
+        return self.head - -self.rows * self.stride // self.each
 
 
-def blocks_of_a(rank: int, inputs: int) -> list[Block]:
-    return list(_cut(rank, A_ROWS, padded_inputs(inputs)))
+def blocks_of_a(rank: int, inputs: int, each: int = 1) -> list[Block]:
+    """``each``: codes in the room of an element, where they are such."""
+    return _in_codes(_cut(rank, A_ROWS, padded_inputs(inputs)), A_HEAD, each)
 
 
-def blocks_of_b(outputs: int, rank: int) -> list[Block]:
-    return list(_cut(outputs, B_ROWS, padded_rank(rank)))
+def blocks_of_b(outputs: int, rank: int, each: int = 1) -> list[Block]:
+    """``each``: codes in the room of an element, where they are such."""
+    return _in_codes(_cut(outputs, B_ROWS, padded_rank(rank)), B_HEAD, each)
 
 
 def blocks_of_vector(outputs: int) -> list[Block]:
@@ -90,6 +96,10 @@ def place(sizes: Sequence[int], page_elements: int) -> tuple[list[int], int]:
         offsets.append(start)
         end = start + size
     return offsets, -(-end // page_elements)
+
+
+def _in_codes(blocks: Iterator[Block], head: int, each: int) -> list[Block]:
+    return [replace(b, head=head, each=each) for b in blocks] if each > 1 else list(blocks)
 
 
 def _cut(rows: int, at_most: int, stride: int) -> Iterator[Block]:

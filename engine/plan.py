@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from engine.bench.floor import DEVICES, Device, Precision, Work, decode_floor
+from engine.bench.floor import DEVICES, Device, Precision, Work, decode_floor, narrow_adapter
 from engine.bench.shapes import FORMATS, SHAPES, Shape
-from engine.config import EngineConfig, HeadDtype, KvCacheDtype
+from engine.config import AdapterDtype, EngineConfig, HeadDtype, KvCacheDtype
 from engine.errors import EngineError
 from engine.flags import Parser, amount, count
 from engine.models.spec import ModelSpec
@@ -52,6 +52,7 @@ class Wish:
     rank: int
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     head_dtype: HeadDtype = HeadDtype.AUTO
+    adapter_dtype: AdapterDtype = AdapterDtype.AUTO
     page_tokens: int = DEFAULTS.page_tokens
     max_num_seqs: int = DEFAULTS.max_num_seqs
     max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
@@ -112,8 +113,11 @@ def divide(
     page_bytes = elements * ITEM
     if narrow:
         precision = replace(precision, kv=1 + MAGNITUDE / spec.head_dim)
+    coded = wish.adapter_dtype.codes is not None
+    if coded:
+        precision = replace(precision, adapter=narrow_adapter(wish.rank))
     try:
-        each = adapter_pages(spec, wish.rank, elements) if wish.adapters else 0
+        each = adapter_pages(spec, wish.rank, elements, narrow=coded) if wish.adapters else 0
     except BlockTooLarge as error:
         raise PlanInvalid(f"an adapter of rank {wish.rank}: {error}; use larger pages") from error
     room = memory.budget - memory.weights - memory.passes
@@ -184,9 +188,11 @@ def describe(found: Plan, wish: Wish, *, measured: bool = False) -> str:
     if found.head_error is not None:
         lines.insert(2, f"head in int8            weights off by {found.head_error:.2%}")
     if wish.adapters:
+        codes = wish.adapter_dtype.codes
+        kept = f" in {codes}" if codes else ""
         lines.append(
             f"adapters                {_gib(found.adapters_pages * found.page_bytes)}  "
-            f"{wish.adapters} of rank {wish.rank}, {found.adapter_pages} pages each; "
+            f"{wish.adapters} of rank {wish.rank}{kept}, {found.adapter_pages} pages each; "
             f"the pool holds at most {found.adapters_fit}"
         )
     kind = ", keys and values in 8 bits" if wish.kv_cache_dtype.narrow else ""
@@ -223,7 +229,8 @@ def _gib(count: int) -> str:
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when not even one sequence fits. Raises EngineError."""
     options = _parser().parse_args(argv)
-    names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "head_dtype", "page_tokens",
+    names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "head_dtype",
+             "adapter_dtype", "page_tokens",
              "max_num_seqs", "max_num_batched_tokens", "utilization", "members")  # fmt: skip
     wish = Wish(**{name: getattr(options, name) for name in names})
     spec, weights = _model(options.model, options.format, wish.members)
@@ -258,6 +265,9 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=d.head_dtype
+    )
+    parser.add_argument(
+        "--adapter-dtype", type=AdapterDtype, choices=list(AdapterDtype), default=d.adapter_dtype
     )
     parser.add_argument("--block-size", dest="page_tokens", type=count, default=d.page_tokens)
     parser.add_argument("--max-num-seqs", type=count, default=d.max_num_seqs)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from adapters.base_spec import BaseSpec
+from adapters.narrow import Narrow, rounded
 from adapters.pack import Factor, PackedAdapter
 from engine.adapter_layout import LaidOut
 from engine.adapter_memory import AdapterMemory
@@ -125,6 +126,7 @@ class LoneEngine:
         built = build_runner(config)
         self.narrow = config.kv_cache_dtype.narrow
         self.narrow_head = config.head_dtype == HeadDtype.INT8
+        self._codes = config.adapter_dtype.codes
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         wire = tcp_wire(config, built)
         base = BaseSpec.from_checkpoint(config.model)
@@ -155,9 +157,10 @@ class LoneEngine:
             wire.start(lambda news: self.core.inbox.put(Heard(NO_GATEWAY, news), force=True))
         begin_serving()
 
-    def adapter(self, digest: str) -> PackedAdapter:
-        """A made adapter, as the engine got it."""
-        return self._made.packed(digest)
+    def kept(self, digest: str) -> PackedAdapter:
+        """What remains of a made adapter where the engine keeps it in 8 bits, or all of it."""
+        packed = self._made.packed(digest)
+        return packed if self._codes is None else rounded(packed, Narrow(self._codes))
 
     def fetch(self, refs: Iterable[AdapterRef]) -> None:
         """Have adapters in host memory."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.bench.shapes import FORMATS, SHAPES
-from engine.config import HeadDtype, KvCacheDtype
+from engine.config import AdapterDtype, HeadDtype, KvCacheDtype
 from engine.flags import Parser, count
 
 ENGINE = ("decode", "prefill", "mixed", "held", "speculation")
@@ -43,6 +43,7 @@ class Options:
     rank: int
     kv_cache_dtype: KvCacheDtype
     head_dtype: HeadDtype
+    adapter_dtype: AdapterDtype
     eager: bool
     tensor_parallel_size: int
     disable_custom_all_reduce: bool
@@ -101,6 +102,9 @@ def parse(argv: Sequence[str]) -> Options:
     )
     parser.add_argument(
         "--head-dtype", type=HeadDtype, choices=list(HeadDtype), default=HeadDtype.AUTO
+    )
+    parser.add_argument(
+        "--adapter-dtype", type=AdapterDtype, choices=list(AdapterDtype), default=AdapterDtype.AUTO
     )
     parser.add_argument("--enforce-eager", dest="eager", action="store_true")
     parser.add_argument(

@@ -4,12 +4,12 @@ Prompts of several adapters and of the base go through the engine together; the 
 it reports for the twenty likeliest tokens, while prefilling and while decoding, are compared with
 those of the dequantised weights in float32.
 
-Where pages or the head hold 8 bits, the definition rounds too. What float16 makes all but a tie may
-then be rounded the other way, by a whole step of 8 bits, so no bound on one value says much.
-Instead the engine has to be much nearer to its definition than that is to the one which rounds
-nothing. In float32 with noise of float16 the share is 0.35 (of the root mean square, a small model
-of random weights; 0.66 was seen of 32 layers), with that of bfloat16 0.74, and 1 for what does not
-round at all.
+Where adapters hold 8 bits, the definition has what is left of them. Where pages or the head do, it
+rounds too. What float16 makes all but a tie may then be rounded the other way, by a whole step of 8
+bits, so no bound on one value says much. Instead the engine has to be much nearer to its definition
+than that is to the one which rounds nothing. In float32 with noise of float16 the share is 0.35 (of
+the root mean square, a small model of random weights; 0.66 was seen of 32 layers), with that of
+bfloat16 0.74, and 1 for what does not round at all.
 """
 
 import math
@@ -97,7 +97,7 @@ def trial(engine: LoneEngine, model: Path, refs: Sequence[AdapterRef | None]) ->
         [*prompt, *(token for output in told for token in output.tokens)]
         for prompt, told in zip(prompts, outputs, strict=True)
     ]
-    packed = [None if ref is None else engine.adapter(ref.digest) for ref in refs]
+    packed = [None if ref is None else engine.kept(ref.digest) for ref in refs]
 
     def define(*, narrow: bool, narrow_head: bool) -> list[torch.Tensor]:
         of = Checkpoint(str(model))

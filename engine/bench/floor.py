@@ -96,11 +96,16 @@ def linear_floor(
     return device.seconds(moved, 2 * inputs * outputs * rows)
 
 
-def lora_floor(shape: Shape, work: Work, device: Device) -> float:
+def narrow_adapter(rank: int) -> float:
+    """Bytes of an element in 8 bits: about half are B's, a magnitude of 16 bits for each row."""
+    return 1 + 1 / rank
+
+
+def lora_floor(shape: Shape, work: Work, device: Device, precision: Precision) -> float:
     """Seconds of the adapters of one layer: each distinct one's matrices are read once."""
     elements = shape.lora_elements(work.rank) / shape.num_hidden_layers
     distinct = min(work.adapters, work.rows)
-    return device.seconds(distinct * elements * 2, 2 * elements * work.rows)
+    return device.seconds(distinct * elements * precision.adapter, 2 * elements * work.rows)
 
 
 def attention_floor(

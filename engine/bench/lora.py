@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from adapters.base_spec import BaseSpec
+from adapters.narrow import Narrow, rounded
 from adapters.pack import PackedAdapter
 from engine.adapter_memory import AdapterMemory
 from engine.adapter_table import AdapterTable
@@ -24,6 +25,7 @@ from engine.models.spec import ModelSpec
 from engine.page_memory import PageMemory
 from engine.page_size import adapter_pages, page_elements
 from engine.placement import SITES
+from kernels.lora_codes import LoraCodes
 from kernels.lora_expand import lora_addend
 from kernels.lora_shrink import hidden_shape, lora_shrink
 from kernels.lora_table import LoraSite
@@ -46,15 +48,17 @@ class Buffers:
 class Pages:
     """Adapters of one rank in a pool of their own."""
 
-    def __init__(self, shape: Shape, *, rank: int, adapters: int) -> None:
+    def __init__(self, shape: Shape, *, rank: int, adapters: int, codes: str | None = None) -> None:
         self.device = compute_device()
         self.dtype = compute_dtype(self.device)
         spec = ModelSpec.read(shape.config())
-        each = adapter_pages(spec, rank, page_elements(spec, PAGE_TOKENS))
+        elements = page_elements(spec, PAGE_TOKENS)
+        item, narrow = self.dtype.itemsize, codes is not None
+        each = adapter_pages(spec, rank, elements, item=item, narrow=narrow)
         self.memory = PageMemory(
             spec, PAGE_TOKENS, num_pages=each * adapters, dtype=self.dtype, device=self.device
         )
-        self.table = AdapterTable(spec, self.device)
+        self.table = AdapterTable(spec, self.device, LoraCodes(codes) if codes else None)
         placed = AdapterMemory(spec, self.memory, self.table)
         made = MadeAdapters(base_of(shape), self.dtype, self.device)
         self.table.reserve(rows=adapters, rank=rank)
@@ -64,7 +68,7 @@ class Pages:
             packed = made.packed(digest)
             laid = placed.lay_out(packed)
             placed.place(number, laid, range(number * each, (number + 1) * each))
-            self.packed.append(packed)
+            self.packed.append(rounded(packed, Narrow(codes)) if codes else packed)
         self.table.await_rows(range(adapters))
 
 
@@ -85,7 +89,10 @@ def base_of(shape: Shape) -> BaseSpec:
 
 def lora_rows(setting: Setting, mixes: Sequence[tuple[int, int]] = MIXES) -> list[Row]:
     """Microseconds of one layer. Raises BenchmarkRefused when a site's result is wrong."""
-    pages = Pages(setting.shape, rank=setting.rank, adapters=max(n for _, n in mixes))
+    pages = Pages(
+        setting.shape, rank=setting.rank, adapters=max(n for _, n in mixes),
+        codes=setting.adapter_dtype.codes,
+    )  # fmt: skip
     found = []
     for batch, adapters in mixes:
         owners = sorted(i % adapters for i in range(batch))
@@ -106,7 +113,9 @@ def lora_rows(setting: Setting, mixes: Sequence[tuple[int, int]] = MIXES) -> lis
         figure = Figure(
             bench="lora", op="shrink+expand", metric="layer time", value=time, unit="us",
             batch=batch, adapters=adapters,
-            floor=lora_floor(setting.shape, work, known) * 1e6 if known else None,
+            floor=(
+                lora_floor(setting.shape, work, known, setting.precision) * 1e6 if known else None
+            ),
         )  # fmt: skip
         found.append(row(setting, figure))
     return found

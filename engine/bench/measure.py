@@ -50,6 +50,7 @@ def measure(options: Options) -> int:
         options.kv_cache_dtype.narrow,
         options.head_dtype == HeadDtype.INT8,
         members,
+        options.adapter_dtype,
     )
     refused = 0
     whole = [bench for bench in options.benches if bench in ENGINE]
@@ -109,6 +110,7 @@ def _engine(options: Options, shape: Shape, script: Script | None) -> LoneEngine
         max_num_batched_tokens=8192, enforce_eager=options.eager, max_adapter_loads=256,
         enable_prefix_caching=False,  # every prompt is computed, also one met before
         kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
+        adapter_dtype=options.adapter_dtype,
         tensor_parallel_size=options.tensor_parallel_size,
         disable_custom_all_reduce=options.disable_custom_all_reduce,
         speculation=None if script is None else DRAFTED,
@@ -153,6 +155,8 @@ def _report(options: Options, bench: str, device: str, rows: Callable[[], list[R
     name += "" if bench in ("linear", "attention") else f"-r{options.rank}"
     name += "-kv-fp8" if options.kv_cache_dtype.narrow else ""
     name += "-head-int8" if options.head_dtype == HeadDtype.INT8 else ""
+    codes = options.adapter_dtype.codes
+    name += f"-lora-{codes}" if codes else ""
     members = options.tensor_parallel_size
     name += f"-tp{members}" if members > 1 else ""
     name += "-nccl" if options.disable_custom_all_reduce else ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.adapter_layout import LaidOut
+from engine.adapter_layout import BITS, LaidOut
 
 
 class PouredHost:
@@ -51,7 +51,9 @@ class PouredHost:
         signs = torch.randint(
             0, 2, values.shape, generator=draw, device=self._device, dtype=torch.int8
         )
-        host.copy_(torch.where(signs.bool(), values, -values))
+        bits = BITS[values.itemsize]  # of codes, the signs of some
+        flipped = signs.to(bits) << 8 * values.itemsize - 1
+        host.view(bits).copy_(values.view(bits) ^ flipped)
         return replace(mold, digest=digest, host=host)
 
     def _place(self, mold: LaidOut) -> torch.Tensor:

@@ -37,6 +37,7 @@ class Row:
     head: str = ""  # type of the output layer; "": as stored
     members: int = 1  # devices that compute together
     kv: str = ""  # type of keys and values in pages; "": as the model computes
+    lora: str = ""  # codes that adapters are kept in; "": as the model computes
 
     @property
     def key(self) -> tuple[str, str, str, int, int, str, str]:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from engine.bench.floor import DEVICES, H200, Device, Precision
+from engine.bench.floor import DEVICES, H200, Device, Precision, narrow_adapter
 from engine.bench.rows import Row, best_peers
 from engine.bench.shapes import EIGHT_BITS, Shape
+from engine.config import AdapterDtype
 
 NARROW_KV = 1 + 4 / 128  # bytes: a code and its share of a head's magnitude
 STATISTICS = (" median", " P99")  # of a metric whose plain name the peers use
@@ -21,10 +22,13 @@ class Setting:
     narrow_kv: bool = False
     narrow_head: bool = False
     members: int = 1  # devices like ``device`` that compute together; floors are of one
+    adapter_dtype: AdapterDtype = AdapterDtype.AUTO
 
     @property
     def precision(self) -> Precision:
-        return replace(self._stored, head=1.0) if self.narrow_head else self._stored
+        found = replace(self._stored, head=1.0) if self.narrow_head else self._stored
+        coded = self.adapter_dtype.codes is not None
+        return replace(found, adapter=narrow_adapter(self.rank)) if coded else found
 
     @property
     def _stored(self) -> Precision:
@@ -68,6 +72,7 @@ def row(setting: Setting, figure: Figure) -> Row:
         peer=peer.name if peer else "", peer_value=peer.value if peer else None,
         members=setting.members,
         kv="fp8" if setting.narrow_kv else "", head="int8" if setting.narrow_head else "",
+        lora=setting.adapter_dtype.codes or "",
     )  # fmt: skip
 
 

@@ -237,6 +237,7 @@ def tcp_wire(config: EngineConfig, built: Built[P]) -> TcpWire | None:
         built.base.fingerprint,
         built.base.dtype,
         config.kv_cache_dtype.narrow,
+        config.adapter_dtype.codes,
         config.page_tokens,
         built.transfer.page_bytes,
     )

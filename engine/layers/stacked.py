@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.adapter_table import AdapterTable, LayerSites
-from kernels.lora_table import A_ROWS, UNIT, LoraSite, a_stride, b_stride
+from kernels.lora_codes import from_block
+from kernels.lora_table import A_HEAD, A_ROWS, B_HEAD, UNIT, LoraSite, a_stride, b_stride
 from kernels.segments import BASE, Segments
 
 MAX_BYTES = 128 << 20  # of one stack
@@ -144,19 +145,31 @@ def _stack_site(
         for number, rank in enumerate(ranks[adapter]):
             for i in range(-(-rank // A_ROWS)):
                 rows = min(A_ROWS, rank - A_ROWS * i)
-                a[at + A_ROWS * i : at + A_ROWS * i + rows] = pool.as_strided(
-                    (rows, site.width),
-                    (a_stride(site.width), 1),
-                    a_units[adapter][number][i] * UNIT,
+                shape = rows, site.width, a_stride(site.width)
+                unit = a_units[adapter][number][i]
+                a[at + A_ROWS * i : at + A_ROWS * i + rows] = _block(
+                    pool, site, unit, A_HEAD, shape
                 )
             for block, (owner, first, rows) in enumerate(blocks):
                 if rank and owner == number:
-                    b[at : at + rank, first : first + rows] = pool.as_strided(
-                        (rank, rows), (1, b_stride(rank)), b_units[adapter][block] * UNIT
-                    )
+                    shape = rows, rank, b_stride(rank)
+                    unit = b_units[adapter][block]
+                    b[at : at + rank, first : first + rows] = _block(
+                        pool, site, unit, B_HEAD, shape
+                    ).t()
             at += rank
     owner = owners.setdefault(columns, torch.tensor(columns))
     return _Site(a, b, owner)
+
+
+def _block(
+    pool: torch.Tensor, site: LoraSite, unit: int, head: int, shape: tuple[int, int, int]
+) -> torch.Tensor:
+    """[rows, width] of the block at a unit, of (rows, width, stride)."""
+    rows, width, stride = shape
+    if site.codes is not None:
+        return from_block(pool, site.codes, unit * UNIT, head * UNIT, shape)
+    return pool.as_strided((rows, width), (stride, 1), unit * UNIT)
 
 
 def _finite(matrix: torch.Tensor) -> bool:

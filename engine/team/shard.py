@@ -96,6 +96,8 @@ class Shard:
                 lora_bias=_taken(factor.lora_bias, outputs),
                 bias=_taken(factor.bias, outputs),
                 magnitude=_taken(factor.magnitude, outputs),
+                a_largest=factor.a_largest,
+                b_largest=_taken(factor.b_largest, outputs),
             )
         return Factor(
             a=factor.a[:, self.inputs(layer, module)].contiguous(),
@@ -103,6 +105,8 @@ class Shard:
             lora_bias=self._once(factor.lora_bias),
             bias=self._once(factor.bias),
             magnitude=factor.magnitude,  # a factor of each addend
+            a_largest=factor.a_largest,  # of whole rows: a member's part is coded as the whole is
+            b_largest=factor.b_largest,
         )
 
     def _once(self, vector: torch.Tensor | None) -> torch.Tensor | None:

@@ -25,6 +25,10 @@ def add_engine(group: argparse._ArgumentGroup) -> None:
         help="of the output layer; int8 is quicker, and how far off is said at start",
     )  # fmt: skip
     group.add_argument(
+        "--adapter-dtype", choices=["auto", "int8", "fp8", "fp8_e4m3"],
+        help="of adapters in pages: 8 bits halve them; int8 is nearer to what was trained than fp8",
+    )  # fmt: skip
+    group.add_argument(
         "--speculative-config", metavar="JSON",
         help="verify guessed tokens, more than one a step, with vLLM's keys: "
         '{"method": "ngram", "num_speculative_tokens": 4}',
@@ -92,7 +96,7 @@ def add_engine(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
-PASSED_ON = ("kv_cache_dtype", "head_dtype", "speculative_config", "max_model_len",
+PASSED_ON = ("kv_cache_dtype", "head_dtype", "adapter_dtype", "speculative_config", "max_model_len",
              "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization",
              "max_step_ms", "max_tenant_share", "max_queue_wait", "host_cache_bytes",
              "swap_bytes")  # fmt: skip

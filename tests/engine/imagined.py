@@ -30,6 +30,7 @@ from engine.page_size import pages_of_tokens
 from engine.quant.formats import Quantised
 from engine.rehearsal import SHALLOW, Rehearsal, Stage
 from kernels import w4_hopper
+from kernels.lora_codes import LoraCodes
 from kernels.segments import SEGMENT_TILES
 
 DEVICE = torch.device("meta")
@@ -105,7 +106,8 @@ def rehearsal_of(shape, config) -> Rehearsal:
     builder._width = 16  # as on CUDA
 
     def stage(layers):
-        table = AdapterTable(spec, DEVICE)
+        codes = config.adapter_dtype.codes
+        table = AdapterTable(spec, DEVICE, LoraCodes(codes) if codes else None)
         part = model.shallow(layers) if layers else model
         run = runner.ModelRunner(
             part, memory, table, builder, max_seqs=config.max_num_seqs,

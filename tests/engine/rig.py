@@ -24,6 +24,7 @@ from engine.seeing import Seeing
 from engine.step import NO_ADAPTER, Chunk, Draw, Drawn, Masks, StepPlan
 from engine.team.member import Member
 from engine.warm_plans import open_masks
+from kernels.lora_codes import LoraCodes
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -39,6 +40,7 @@ class Rig:
         pages: int = 96,
         narrow: bool = False,
         narrow_head: bool = False,
+        codes: LoraCodes | None = None,
         member: Member | None = None,
     ) -> None:
         """``member``: of a team, of whose model this has a part."""
@@ -59,7 +61,7 @@ class Rig:
         self.memory = PageMemory(
             self.spec, page_tokens, num_pages=pages, dtype=dtype, device=cpu, narrow=narrow
         )
-        self.table = AdapterTable(self.spec, cpu)
+        self.table = AdapterTable(self.spec, cpu, codes)
         vectors = BaseVectors(self.model.linears(), cpu, member.group)
         self.adapters = AdapterMemory(
             self.spec, self.memory, self.table, vectors, shard=member.shard

@@ -20,18 +20,21 @@ from engine.page_memory import PageMemory
 from engine.page_size import adapter_pages, page_elements
 from engine.plan import PlanInvalid, Wish, describe, main, plan
 from engine.stored_weights import Stored, matrix_bytes, of_checkpoint, of_shape
+from kernels.lora_codes import LoraCodes
 
 WISH = Wish(gpu="h200", context=4096, adapters=200, rank=16)
 
 
+@pytest.mark.parametrize("codes", [None, LoraCodes.INT8])
 @pytest.mark.parametrize("rank", [4, 17, 64])
-def test_an_adapter_takes_the_pages_that_the_engine_gives_it(rank):
+def test_an_adapter_takes_the_pages_that_the_engine_gives_it(rank, codes):
     spec, cpu = ModelSpec.read(TINY.config()), torch.device("cpu")
-    made = MadeAdapters(base_of(TINY), torch.float32, cpu)
+    made = MadeAdapters(base_of(TINY), torch.float16, cpu)
     packed = made.packed(f"made-{rank}-0")
-    memory = PageMemory(spec, 16, num_pages=1, dtype=torch.float32, device=cpu)
-    taken = AdapterMemory(spec, memory, AdapterTable(spec, cpu)).lay_out(packed).pages
-    assert adapter_pages(spec, rank, page_elements(spec, 16)) == taken
+    memory = PageMemory(spec, 16, num_pages=1, dtype=torch.float16, device=cpu)
+    taken = AdapterMemory(spec, memory, AdapterTable(spec, cpu, codes)).lay_out(packed).pages
+    elements = page_elements(spec, 16)
+    assert adapter_pages(spec, rank, elements, narrow=codes is not None) == taken
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (192, 320), (512, 100)])

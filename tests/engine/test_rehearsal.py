@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import AdapterDtype, EngineConfig
 from engine.timeline import Timeline
 from kernels.launch import interpreting
 from tests.engine import imagined
@@ -11,9 +11,11 @@ pytestmark = pytest.mark.skipif(interpreting(), reason="interpreted kernels are 
 
 
 @pytest.mark.slow
-def test_a_start_of_an_8b_compiles_few_kernels(monkeypatch):
+@pytest.mark.parametrize("kind", [AdapterDtype.AUTO, AdapterDtype.FP8])
+def test_a_start_of_an_8b_compiles_few_kernels(kind, monkeypatch):
+    """Of adapters in 8 bits as many as of others, and none beside them."""
     launches, timeline = imagined.install(monkeypatch), Timeline()
-    rehearsal = imagined.rehearsal_of("llama-3.1-8b", EngineConfig(model=""))
+    rehearsal = imagined.rehearsal_of("llama-3.1-8b", EngineConfig(model="", adapter_dtype=kind))
     rehearsal.play(imagined.DEVICE, None, timeline)
     compiled = launches.kernels
     assert sum(compiled.values()) <= 67

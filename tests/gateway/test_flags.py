@@ -35,9 +35,10 @@ def test_a_tutorials_command_line_runs_unchanged(tmp_path: Path):
 
 def test_what_the_scheduler_may_be_told_is_handed_on():
     read = options("--demo", "--no-enable-prefix-caching", "--max-step-ms", "30",
-                   "--max-tenant-share", "0.5", "--kv-cache-dtype", "fp8")  # fmt: skip
+                   "--max-tenant-share", "0.5", "--kv-cache-dtype", "fp8",
+                   "--adapter-dtype", "int8")  # fmt: skip
     assert read.engine_flags == (
-        *("--kv-cache-dtype", "fp8"),
+        *("--kv-cache-dtype", "fp8", "--adapter-dtype", "int8"),
         *("--max-step-ms", "30", "--max-tenant-share", "0.5", "--no-enable-prefix-caching"),
     )
     assert options("--demo", "--enable-prefix-caching").engine_flags == ()
