@@ -69,13 +69,14 @@ class Gate:
         values = request.headers(b"authorization")
         if len(values) > 1:
             raise InvalidRequest("Send one Authorization header, not several.")
-        scheme, _, rest = (values[0] if values else b"").strip(b" \t").partition(b" ")
-        key = rest.strip(b" \t")
+        text = (values[0] if values else b"").strip(b" \t").replace(b"\t", b" ")
+        scheme, _, rest = text.partition(b" ")
+        key = rest.strip(b" ")
         if scheme.lower() != b"bearer" or not key:
             if self._open:
                 return ""
             raise Unauthenticated
-        if any(separator in key for separator in b" \t,"):
+        if sum(part.startswith(b"sk-") for part in key.replace(b",", b" ").split()) > 1:
             raise InvalidRequest("Send one API key in the Authorization header, not several.")
         return key.decode("latin-1")
 
