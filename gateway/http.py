@@ -297,3 +297,9 @@ class Reply:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is larger than {limit} bytes.")
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names that a client chose, made safe for a header."""
+    safe = ("".join(c if c.isascii() and c.isprintable() else "?" for c in n) for n in names[:32])
+    return ", ".join(name[:64].replace(",", "?") for name in safe)

@@ -62,6 +62,11 @@ def _amount(body: Json) -> int:
         raise MissingParameter("amount must be given, in cents; or amount_nano_usd", param=name)
     if body.get("currency", "USD") != "USD":
         raise InvalidRequest("currency must be 'USD'", param="currency")
+    if nano is not None and cents not in (None, nano // NANO_PER_CENT):
+        raise InvalidRequest(
+            f"amount is {cents} cents and amount_nano_usd {nano} nano-dollars; give one of them",
+            param=name,
+        )
     if not 1 <= given <= MOST_NANO // unit:
         raise InvalidRequest(
             f"{name} is {given}; it must be between 1 and {MOST_NANO // unit}", param=name

@@ -1,6 +1,6 @@
 """Who administers, and the transaction in which it is done: the change, its audit, the epoch."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,11 +9,18 @@ from typing import Any
 from fastapi import Depends
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.audit.service import Actor, AuditLog
 from gateway.db import Database, Tenancy
-from gateway.errors import InvalidRequest, PermissionDenied, ResourceNotFound, Unauthenticated
+from gateway.errors import (
+    InvalidRequest,
+    PermissionDenied,
+    ResourceNotFound,
+    Unauthenticated,
+)
 from gateway.http import Request as RawRequest
+from gateway.http import listed
 from gateway.identity.models import Project, Role
 from gateway.identity.organisation_repository import OrganisationRepository
 from gateway.identity.pepper import Peppers
@@ -131,11 +138,24 @@ def text_of(body: dict[str, Any], name: str) -> str:
     return value
 
 
-def integer_of(body: dict[str, Any], name: str) -> int | None:
+def integer_of(body: dict[str, Any], name: str, limits: range | None = None) -> int | None:
     value = body.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise InvalidRequest(f"{name} must be an integer", param=name)
+    if value is not None and limits is not None and value not in limits:
+        raise InvalidRequest(
+            f"{name} {value}: from {limits.start} to {limits.stop - 1}", param=name
+        )
     return value
+
+
+def tell_ignored(response: Response, body: dict[str, Any], known: Collection[str]) -> None:
+    """What is passed over is named, as in answers of inference: it may be a limit misspelt."""
+    ignored = sorted(
+        name for name, value in body.items() if value is not None and name not in known
+    )
+    if ignored:
+        response.headers["x-ignored-params"] = listed(tuple(ignored))
 
 
 def role_in(body: dict[str, Any]) -> Role:

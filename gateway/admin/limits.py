@@ -1,10 +1,13 @@
 """``…/rate_limits`` and ``…/spend_limit``."""
 
+from dataclasses import replace
+
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of
-from gateway.admin.money import amount_shown, threshold_of
+from gateway.admin.desk import AdminDesk, Visit, body_of, integer_of, tell_ignored
+from gateway.admin.money import THRESHOLD, amount_shown, threshold_of
 from gateway.admin.paths import ONE, ROOT
 from gateway.admin.shapes import NO_LIMIT, Json, page
 from gateway.catalog.models import AdapterState
@@ -15,7 +18,7 @@ from gateway.limits.models import Level
 from gateway.limits.period import MONTH
 from gateway.limits.repository import LimitRepository
 from gateway.limits.rules import Rates, Subject
-from gateway.limits.service import LimitService
+from gateway.limits.service import MOST, LimitService
 
 RATES = {
     "max_requests_per_1_minute": "requests_per_minute",
@@ -24,6 +27,8 @@ RATES = {
     "max_tokens_per_1_day": "tokens_per_day",
     "max_concurrent_requests": "concurrency",
 }
+BY_THE_MINUTE = ("max_requests_per_1_minute", "max_tokens_per_1_minute")  # OpenAI always shows them
+SHOWN = ("id", "object", "model", "enforcement")  # of a limit, beside what may be changed
 
 
 def add_limits(router: APIRouter, desk: AdminDesk) -> None:
@@ -41,8 +46,11 @@ def add_limits(router: APIRouter, desk: AdminDesk) -> None:
             return page(rows, after, limit)
 
     @router.post(ONE + "/rate_limits/{rate_limit_id:path}", **desk.needs(Right.RATES))
-    async def change_rates(request: Request, project_id: str, rate_limit_id: str) -> Json:
+    async def change_rates(
+        request: Request, response: Response, project_id: str, rate_limit_id: str
+    ) -> Json:
         body = await body_of(request)
+        tell_ignored(response, body, (*RATES, *SHOWN))
         model = rate_limit_id.removeprefix("rl-")
         async with desk.changing(request) as visit:
             await visit.project(project_id)
@@ -50,10 +58,10 @@ def add_limits(router: APIRouter, desk: AdminDesk) -> None:
                 raise ResourceNotFound("no rate limit of this id")
             service = LimitService(visit.session, visit.who.organisation, visit.now)
             subject = Subject(Level.PROJECT, project_id, model)
-            given = {ours: integer_of(body, theirs) for theirs, ours in RATES.items()}
-            rates = Rates(**given).over(await service.rates(subject))
+            asked = _asked(body)
+            changed = {RATES[name]: value for name, value in asked.items()}
+            rates = replace(await service.rates(subject), **changed)
             await service.set_rates(subject, rates)
-            asked = {name: body[name] for name in RATES if body.get(name) is not None}
             await visit.note(
                 "rate_limit.updated", rate_limit_id, project_id, changes_requested=asked
             )
@@ -83,8 +91,9 @@ def _add_spend_limit(router: APIRouter, desk: AdminDesk, path: str, level: Level
             return _spend_limit(kind, row.amount_nano)
 
     @router.post(path, **desk.needs(Right.SPENDING))
-    async def change(request: Request) -> Json:
+    async def change(request: Request, response: Response) -> Json:
         body, project_id = await body_of(request), request.path_params.get("project_id")
+        tell_ignored(response, body, (*THRESHOLD, *SHOWN))
         async with desk.changing(request) as visit:
             subject, amount = await subject_of(visit, project_id), threshold_of(body)
             service = LimitService(visit.session, visit.who.organisation, visit.now)
@@ -115,9 +124,21 @@ async def _models(desk: AdminDesk, visit: Visit, project_id: str) -> list[str]:
     return [*desk.bases, *dict.fromkeys(r.name for r in rows if r.state == AdapterState.READY)]
 
 
+def _asked(body: Json) -> dict[str, int | None]:
+    """What is said of each rate; null, and what is shown for none, takes the limit away.
+
+    Raises InvalidRequest.
+    """
+    asked = {name: integer_of(body, name, range(MOST + 1)) for name in RATES if name in body}
+    for name in BY_THE_MINUTE:
+        if asked.get(name) == NO_LIMIT:
+            asked[name] = None
+    return asked
+
+
 def _rates(model: str, rates: Rates) -> Json:
     shown = {theirs: getattr(rates, ours) for theirs, ours in RATES.items()}
-    for name in ("max_requests_per_1_minute", "max_tokens_per_1_minute"):
+    for name in BY_THE_MINUTE:
         shown[name] = NO_LIMIT if shown[name] is None else shown[name]
     return {"id": f"rl-{model}", "object": "project.rate_limit", "model": model, **shown}
 

@@ -5,6 +5,8 @@ from gateway.admin.shapes import NANO_PER_CENT, Json
 from gateway.errors import InvalidRequest, MissingParameter
 from gateway.limits.models import MOST_NANO
 
+THRESHOLD = ("currency", "interval", "threshold_amount", "threshold_nano_usd")
+
 
 def threshold_of(body: Json, *, least: int = 0) -> int:
     """Nano-dollars. Raises InvalidRequest."""
@@ -16,6 +18,12 @@ def threshold_of(body: Json, *, least: int = 0) -> int:
     if nano is None and cents is None:
         raise MissingParameter("threshold_amount must be given", param=name)
     found = nano if nano is not None else (cents or 0) * NANO_PER_CENT
+    if cents is not None and cents != found // NANO_PER_CENT:
+        raise InvalidRequest(
+            f"threshold_amount is {cents} cents and threshold_nano_usd {found} nano-dollars;"
+            " give one of them",
+            param=name,
+        )
     if not least <= found <= MOST_NANO:
         unit = 1 if nano is not None else NANO_PER_CENT
         raise InvalidRequest(

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import BinaryIO
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -44,7 +43,11 @@ async def receive_file(request: Request, *, limit: int) -> Sent:
     except ClientDisconnect as error:
         raise ClientGone from error
     file = form.get("file")
-    if not isinstance(file, UploadFile):
+    if isinstance(file, str):
+        raise InvalidRequest(
+            "file is a text field: send it as a file, with a filename.", param="file"
+        )
+    if file is None:
         raise MissingParameter("The form has no file.", param="file")
     nbytes = file.size or 0
     if nbytes > limit:

@@ -21,7 +21,7 @@ from gateway.errors import (
     ModelUnpriced,
     NeverWithinTokenLimit,
 )
-from gateway.http import Reply, Request
+from gateway.http import Reply, Request, listed
 from gateway.idempotency.answers import Claim, claim_of
 from gateway.identity.principal import Principal
 from gateway.inference.body import Object, parse_object
@@ -167,9 +167,3 @@ def within_deadline(request: Asked, order: Order) -> Order:
             param=DEADLINE,
         )
     return replace(order, deadline_ms=min(order.deadline_ms, int(text)))
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """Names that a client chose, made safe for a header."""
-    safe = ("".join(c if c.isascii() and c.isprintable() else "?" for c in n) for n in names[:32])
-    return ", ".join(name[:64].replace(",", "?") for name in safe)

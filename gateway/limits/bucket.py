@@ -65,5 +65,5 @@ def remaining(level: int, limit: int) -> int:
 
 
 def reset_seconds(level: int, limit: int) -> float:
-    """Until the bucket is empty."""
-    return -(-level // limit) / 1000
+    """Until the bucket is empty. One that holds nothing is empty always."""
+    return -(-level // limit) / 1000 if limit else 0.0

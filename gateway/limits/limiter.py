@@ -337,8 +337,13 @@ class RateLimiter:
         raise unavailable()
 
     async def _look(self, rules: Sequence[Rule], now: datetime) -> Headroom:
-        asks = [rule.ask(0, now) for rule in rules if rule.limit and rule.kind is not Kind.MONEY]
-        return headroom_of(asks, await self._store.take(asks, None), now) if asks else Headroom()
+        """A limit of nothing has no counter."""
+        asks = [rule.ask(0, now) for rule in rules if rule.kind is not Kind.MONEY]
+        counted = [ask for ask in asks if ask.limit]
+        verdict = await self._store.take(counted, None) if counted else Verdict(0, 0, [], [])
+        found = iter(verdict.levels)
+        levels = [next(found) if ask.limit else 0 for ask in asks]
+        return headroom_of(asks, replace(verdict, levels=levels), now)
 
 
 def memory_limiter(**more: object) -> RateLimiter:

@@ -28,9 +28,14 @@ CODES = {
 
 def too_large(rule: Rule, ask: Ask, headroom: Headroom) -> GatewayError:
     """One request asks for more than the whole limit: it can never pass."""
-    return NeverWithinTokenLimit(
+    message = (
         f"Request too large for {rule.shown} on {rule.words}: "
-        f"limit {ask.limit}, requested {ask.cost}. Ask for fewer {ask.unit}.",
+        f"limit {ask.limit}, requested {ask.cost}. Ask for fewer {ask.unit}."
+    )
+    if not ask.limit:
+        message = f"No request is allowed for {rule.shown}: its limit of {rule.words} is 0."
+    return NeverWithinTokenLimit(
+        message,
         headers=headroom.headers(),
         bound=bound_of(rule),
     )

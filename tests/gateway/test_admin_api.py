@@ -1,5 +1,6 @@
 """The official client's ``client.admin``, unchanged, over both databases."""
 
+import json
 from datetime import UTC, datetime
 
 import openai
@@ -161,6 +162,48 @@ async def test_the_audit_log_keeps_what_was_asked_of_a_rate_and_nothing_else(cli
     )
     (event,) = [one async for one in organization.audit_logs.list()]
     assert event.rate_limit_updated.changes_requested.to_dict() == {"max_requests_per_1_minute": 7}
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "ignored"),
+    [({"max_concurrent_requests": None}, {"max_concurrent_requests": None}, None),
+     ({"max_requests_per_1_minute": 2**31 - 1}, {"max_requests_per_1_minute": 2**31 - 1}, None),
+     ({"max_tokens_per_1_day": None, "max_concurrent_requests": 1}, {"max_concurrent_requests": 1},
+      None),
+     ({"max_request_per_1_minute": 9, "model": "smol"}, {"max_concurrent_requests": 0},
+      "max_request_per_1_minute")],
+    ids=["null", "as_shown", "one", "misspelt"],
+)  # fmt: skip
+async def test_a_rate_is_taken_away_again_and_a_misspelt_one_is_named(
+    clients, asked, shown, ignored
+):
+    (acme, _, _), live = clients
+    (project,) = [one.id async for one in acme.admin.organization.projects.list()]
+    url = f"http://gateway/v1/organization/projects/{project}/rate_limits/rl-smol"
+    await _post(acme, url, b'{"max_concurrent_requests":0,"max_requests_per_1_minute":3}')
+    got = await _post(acme, url, json.dumps(asked).encode())
+    assert got.json() == got.json() | shown
+    assert got.headers.get("x-ignored-params") == ignored
+    await live.refresh()
+    [rates] = live.rules().rates.values()
+    assert rates.concurrency == got.json()["max_concurrent_requests"]
+    assert rates.requests_per_minute in (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [("rate_limits/rl-smol", {"max_requests_per_1_minute": -1}, "max_requests_per_1_minute"),
+     ("rate_limits/rl-smol", {"max_tokens_per_1_day": 10**13}, "max_tokens_per_1_day"),
+     ("spend_limit", {"threshold_amount": 500, "threshold_nano_usd": 100}, "threshold_nano_usd")],
+)  # fmt: skip
+async def test_an_amount_that_is_none_is_refused_by_the_name_it_was_sent_under(
+    clients, path, asked, param
+):
+    (acme, _, _), _ = clients
+    (project,) = [one.id async for one in acme.admin.organization.projects.list()]
+    url = f"http://gateway/v1/organization/projects/{project}/{path}"
+    got = await _post(acme, url, json.dumps(asked).encode())
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_new_amount_leaves_a_budgets_zone_and_end_as_they_are(clients, database):

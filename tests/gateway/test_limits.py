@@ -168,6 +168,18 @@ async def test_headers_say_limit_remaining_and_reset(limiter):
     }
 
 
+async def test_a_limit_of_nothing_says_so(limiter):
+    who = principal(requests=0, tokens=100)
+    with pytest.raises(NeverWithinTokenLimit, match=r"No request is allowed .* is 0") as refusal:
+        await limiter.reserve(who, "req_1", 50)
+    assert (refusal.value.retryable, refusal.value.retry_after) == (False, None)
+    told = refusal.value.headers()
+    assert told["x-ratelimit-limit-requests"] == told["x-ratelimit-remaining-requests"] == "0"
+    assert (told["x-ratelimit-reset-requests"], told["x-ratelimit-remaining-tokens"]) == (
+        "0s", "100",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0s"), (0.012, "12ms"), (0.0001, "1ms"), (1.5, "1.5s"), (360, "6m0s"), (59.9999, "1m0s")],
