@@ -13,25 +13,24 @@ from gateway.inference.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one choice, so far."""
 
-    __slots__ = ("_held", "_table", "_token_bytes")
+    __slots__ = ("_held", "_quick", "_token_bytes")
 
     def __init__(
         self, tokenizer: Tokenizer, *, special: bool = False, spelled: Sequence[str] = ()
     ) -> None:
         """``special``: control tokens show, by their names. ``spelled``: these do."""
         plain = tokenizer.spelling(spelled) if spelled else tokenizer.bytes_of
-        self._token_bytes = tokenizer.spelling_of if special else plain
-        # What each token adds, where nothing else has to be asked for it.
-        self._table = None if special or spelled else tokenizer.token_bytes
+        self._token_bytes = self._quick = tokenizer.spelling_of if special else plain
+        if not (special or spelled):  # nothing else has to be asked for what a token adds
+            self._quick = tokenizer.token_bytes.__getitem__
         self._held = b""  # the beginning of a character
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The characters that these tokens completed."""
-        table = self._table
-        if table is None or max(tokens, default=0) >= len(table):
+        try:
+            data = b"".join(map(self._quick, tokens))
+        except IndexError:  # one is beyond the vocabulary
             data = b"".join(map(self._token_bytes, tokens))
-        else:
-            data = b"".join([table[token] for token in tokens])
         if not self._held and data.isascii():
             return data.decode("ascii")
         data = self._held + data
