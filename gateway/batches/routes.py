@@ -105,7 +105,7 @@ def batch_router(gate: Gate, desk: BatchDesk) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         after: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Json:
-        rows = await desk.page(who, most=limit, after=checked_after(after))
+        rows = await desk.page(who, most=limit, after=checked_after(after, "batch_"))
         return list_of([batch_of(row) for row in rows[:limit]], has_more=len(rows) > limit)
 
     @router.get("/{batch_id}", summary="How far one is")

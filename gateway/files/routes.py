@@ -1,5 +1,6 @@
 """``/v1/files``: what a project uploads for its batches, and what they write for it."""
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -77,7 +78,9 @@ def file_router(gate: Gate, shelf: Shelf) -> APIRouter:
         after: Annotated[str | None, Query(max_length=64)] = None,
         purpose: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Json:
-        page = Page(most=limit, newest_first=order is Order.DESC, after=checked_after(after))
+        page = Page(
+            most=limit, newest_first=order is Order.DESC, after=checked_after(after, "file-")
+        )
         kind = next((known for known in Purpose if known == purpose), None)
         if purpose is not None and kind is None:
             return list_of([], has_more=False)
@@ -105,9 +108,11 @@ def file_router(gate: Gate, shelf: Shelf) -> APIRouter:
     return router
 
 
-def checked_after(after: str | None) -> str | None:
-    """An id is plain, whoever's it is. Raises InvalidRequest."""
-    if after is not None and not (after.isascii() and after.isprintable()):
+def checked_after(after: str | None, prefix: str) -> str | None:
+    """An id of that kind, whoever's it is, and whether or not it is there still: a list goes on
+    from its time. Raises InvalidRequest; else a client that pages by something else would get the
+    first page for ever."""
+    if after is not None and not re.fullmatch(f"{prefix}[0-9a-f]{{32}}", after):
         raise InvalidRequest("after must be the id of the last one seen.", param="after")
     return after
 

@@ -27,7 +27,7 @@ REFUSED = ("background", "conversation", "prompt", "context_management")
 # Changes nothing about the answer here.
 IGNORED = frozenset({
     "include", "max_tool_calls", "moderation", "prompt_cache_options", "reasoning",
-    "stream_options", "truncation",
+    "stream_options", "text.verbosity", "truncation",
 })  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 RENAMED = {
@@ -74,7 +74,8 @@ def read_response(body: Object) -> ResponseRequest:
     store = fields.flag("store", default=True)
     chat = {name: body[name] for name in SAME if fields.take(name) is not None}
     chat["max_completion_tokens"] = fields.integer("max_output_tokens", 1)
-    chat |= _logprobs(fields) | _format(fields) | _tools(fields)
+    text = fields.object("text")
+    chat |= _logprobs(fields) | _format(text) | _tools(fields)
     settings = {name: _shown(body, name, unsaid) for name, unsaid in SHOWN.items()}
     return ResponseRequest(
         instructions=instructions,
@@ -83,7 +84,7 @@ def read_response(body: Object) -> ResponseRequest:
         store=store,
         chat={name: value for name, value in chat.items() if value is not None},
         settings=settings,
-        ignored=tuple(sorted(fields.unread)),
+        ignored=(*sorted(fields.unread), *_unread_inside(body, text)),
     )
 
 
@@ -108,8 +109,15 @@ def _logprobs(fields: Fields) -> dict[str, Any]:
     return {"logprobs": True, "top_logprobs": top or 0}
 
 
-def _format(fields: Fields) -> dict[str, Any]:
-    text = fields.object("text")
+def _unread_inside(body: Object, text: Fields | None) -> list[str]:
+    """What is passed over of fields that are followed in part."""
+    found = [] if text is None else [text.at(name) for name in sorted(text.unread)]
+    if any(wanted != LOGPROBS for wanted in body.get("include") or ()):
+        found.append("include")
+    return found
+
+
+def _format(text: Fields | None) -> dict[str, Any]:
     given = text.object("format") if text is not None else None
     if given is None:
         return {}

@@ -52,7 +52,9 @@ def response_router(gate: Gate, archive: Archive) -> APIRouter:
         found: list[Json] = orjson.loads((await archive.one(who, response_id)).items)
         rows = found[::-1] if order is Direction.DESC else found
         ids = [row["id"] for row in rows]
-        rows = rows[ids.index(after) + 1 :] if after in ids else rows
+        if after is not None and after not in ids:
+            raise InvalidRequest("after names no item of this response.", param="after")
+        rows = rows[ids.index(after) + 1 :] if after is not None else rows
         return list_of(rows[:limit], has_more=len(rows) > limit)
 
     return router

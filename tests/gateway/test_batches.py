@@ -162,6 +162,8 @@ async def test_lists_are_paged_and_what_is_asked_for_must_exist(desk):
     assert [row.id async for row in client.batches.list(limit=2)] == made[::-1]
     page = await client.batches.list(limit=2)
     assert (page.has_more, len(page.data)) == (True, 2)
+    with pytest.raises(APIStatusError, match="after must be the id"):
+        await client.batches.list(after="zz")
     for change, param in (
         ({"endpoint": "/v1/nothing"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),

@@ -76,7 +76,12 @@ async def test_what_may_not_be_is_refused_with_its_field(desk):
             assert await push({**lasting, seconds: odd}, file=one) == (400, seconds)
         plain = await http.post("/v1/files", headers=auth, json={"purpose": "batch"})
         assert plain.status_code == 415
-        assert (await http.get("/v1/files?limit=0", headers=auth)).status_code == 400
+        for query in ("limit=0", "after=zz", "after=batch_" + "0" * 32, "after=file-" + "g" * 32):
+            assert (await http.get(f"/v1/files?{query}", headers=auth)).status_code == 400
+        text = await http.post("/v1/files", headers=auth, files={
+            "purpose": (None, "batch"), "file": (None, "no filename")})  # fmt: skip
+        assert (text.status_code, text.json()["error"]["param"]) == (400, "file")
+        assert "a text field" in text.json()["error"]["message"]
         huge = await http.post("/v1/files", headers=auth, data={"purpose": "batch"},
                                files={"file": ("a", b"x" * (2 << 20))})  # fmt: skip
         assert huge.status_code == 413

@@ -142,6 +142,8 @@ async def test_input_items_are_paged_in_both_orders(server):
     for order, wanted in (("asc", "01234"), ("desc", "43210")):
         items = client.responses.input_items.list(found.id, order=order, limit=2)
         assert "".join([item.content[0].text async for item in items]) == wanted
+    with pytest.raises(BadRequestError):
+        await client.responses.input_items.list(found.id, after="msg_none")
 
 
 async def test_input_tokens_are_counted_as_they_would_be_used(server):
@@ -323,6 +325,14 @@ async def test_unknown_fields_are_named_and_nothing_of_a_chat_is_let_in(server):
     got = await ask(server.port, post(body, path="/v1/responses", key=KEY))
     assert got.status == 200
     assert got.headers["x-ignored-params"] == "messages, n, odd, reasoning"
+    body = {"model": BASE, "input": "a", "max_output_tokens": 1, "text": {"verbosity": "low"},
+            "include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}  # fmt: skip
+    got = await ask(server.port, post(body, path="/v1/responses", key=KEY))
+    assert got.headers["x-ignored-params"] == "text.verbosity, include"
+    body["include"].pop()
+    body.pop("text")
+    got = await ask(server.port, post(body, path="/v1/responses", key=KEY))
+    assert (got.status, got.headers.get("x-ignored-params")) == (200, None)
 
 
 async def test_a_strict_project_has_unknown_fields_refused(server):
