@@ -286,6 +286,7 @@ class Application:
                 looking=looking,
                 call_style=settings.tool_call_parser,
                 public=settings.public_system_prompts,
+                recommended=settings.generation_config == "auto",
             )
             for name, folder in folders.items()
         }
@@ -301,6 +302,7 @@ class Application:
             priority_tier=self._settings.priority_tier,
             public=text.public,
             sight=text.sight,
+            unsaid=text.unsaid,
         )
 
     def _tokenization(self, texts: dict[str, BaseText], names: LiveSnapshot) -> Tokenization:

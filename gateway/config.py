@@ -18,6 +18,7 @@ import msgspec
 
 from engine.tls import ClientTls, Credentials, ServerTls, TlsFiles, TlsInvalid, Tokens
 
+GENERATION_CONFIGS = ("auto", "vllm")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder")
 
 
@@ -165,6 +166,7 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all
     public_system_prompts: tuple[str, ...] = ()  # texts whose KV all projects share
     priority_tier: bool = False  # whether service_tier "priority" goes before other requests
+    generation_config: str = GENERATION_CONFIGS[0]  # auto: as the checkpoint recommends
     tool_call_parser: str = TOOL_CALL_PARSERS[0]  # auto: as the chat template says
     epoch_poll_s: float = 0.25  # how often a change of keys or adapters is looked for
     limit_deadline_s: float = 0.25  # longest wait for the limit store
@@ -222,6 +224,9 @@ class Settings:
         if self.tool_call_parser not in TOOL_CALL_PARSERS:
             known = ", ".join(TOOL_CALL_PARSERS)
             raise ConfigError(f"tool_call_parser={self.tool_call_parser!r} is none of {known}")
+        if self.generation_config not in GENERATION_CONFIGS:
+            known = ", ".join(GENERATION_CONFIGS)
+            raise ConfigError(f"generation_config={self.generation_config!r} is none of {known}")
         name = self.key_environment
         if not (name.isascii() and name.isalnum() and len(name) <= 16):
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")

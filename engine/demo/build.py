@@ -12,6 +12,7 @@ import argparse
 import fcntl
 import json
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,8 @@ from engine.quant import gptq
 from engine.quant.gguf import GgufCheckpoint, Json
 
 GROUP = 32
+# A small model wanders at temperature 1; this is what its makers answer with.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 REPORT_NAME = "build_report.json"
 _PACKED = ("qweight", "qzeros", "scales", "g_idx")
 
@@ -178,7 +181,7 @@ def _write_text_files(source: GgufCheckpoint, config: Json, out: Path) -> tokeni
     }
     text = source.tokenizer()
     _write_json(out / "config.json", {**config, "quantization_config": quantisation})
-    _write_json(out / "generation_config.json", source.generation_config())
+    _write_json(out / "generation_config.json", {**source.generation_config(), **SAMPLING})
     _write_json(out / "tokenizer.json", text.tokenizer)
     _write_json(out / "tokenizer_config.json", text.config)
     (out / "chat_template.jinja").write_text(text.chat_template, encoding="utf-8")
@@ -194,8 +197,10 @@ def _alone(out: Path) -> Iterator[None]:
     """Hold the lock beside ``out``, and clear away what killed builds left behind."""
     with (out.parent / f".{out.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in out.parent.glob(f".{out.name}-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        scratch = re.compile(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}")  # as mkdtemp names it
+        for found in list(out.parent.iterdir()):
+            if scratch.fullmatch(found.name):
+                shutil.rmtree(found, ignore_errors=True)
         yield
 
 

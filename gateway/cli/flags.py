@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from gateway.cli.engine_flags import add_engine
-from gateway.config import LEAST_RETENTION_DAYS, TOOL_CALL_PARSERS
+from gateway.config import GENERATION_CONFIGS, LEAST_RETENTION_DAYS, TOOL_CALL_PARSERS
 
 DEFAULT_DATA_DIR = Path(".data")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -62,6 +62,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=TOOL_CALL_PARSERS,
         help="how the model writes calls of tools (default: as its chat template says)",
+    )
+    model.add_argument(
+        "--generation-config",
+        default="auto",
+        choices=GENERATION_CONFIGS,
+        help="where a client says nothing of sampling: as the checkpoint recommends (auto, the"
+        " default), or at temperature 1 (vllm)",
     )
     model.add_argument(
         "--quantization",

@@ -105,6 +105,7 @@ def _settings(
         forwarded_hops=options.forwarded_hops,
         priority_tier=options.priority_tier,
         public_system_prompts=options.public_system_prompts,
+        generation_config=options.generation_config,
         tool_call_parser=options.tool_call_parser,
         adapter_canary=options.adapter_canary,
         adapter_store_url=options.adapter_store,

@@ -57,6 +57,7 @@ class ServeOptions:
     forwarded_hops: int
     priority_tier: bool
     public_system_prompts: tuple[str, ...]
+    generation_config: str
     tool_call_parser: str
     lora_modules: tuple[LoraModule, ...]
     engine_flags: tuple[str, ...]  # handed on as they are
@@ -98,6 +99,7 @@ def read_serve(arguments: argparse.Namespace) -> ServeOptions:
         forwarded_hops=arguments.forwarded_hops,
         priority_tier=arguments.priority_tier,
         public_system_prompts=tuple(map(_text_of, arguments.public_system_prompt)),
+        generation_config=arguments.generation_config,
         tool_call_parser=arguments.tool_call_parser,
         lora_modules=parse_lora_modules(arguments.lora_modules),
         engine_flags=engine_flags(arguments),

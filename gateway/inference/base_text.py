@@ -1,4 +1,5 @@
-"""What one base's files say about text: its tokenizer, its chat template, how it sees images."""
+"""What one base's files say about text: its tokenizer, its chat template, how it sees images, how
+its tokens are chosen where nobody says."""
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -9,6 +10,8 @@ from typing import Self
 from gateway.inference.calling import CallSupport
 from gateway.inference.prompt import Prompts
 from gateway.inference.public import PublicBeginnings
+from gateway.inference.recommended import Recommended, read_recommended
+from gateway.inference.sampling import UNSAID
 from gateway.inference.sight import Sight
 from gateway.inference.template import ChatTemplate
 from gateway.inference.tokenizer import Tokenizer
@@ -21,6 +24,7 @@ class BaseText:
     calls: CallSupport
     public: PublicBeginnings
     sight: Sight | None
+    unsaid: Recommended
 
     @classmethod
     async def load(
@@ -31,8 +35,11 @@ class BaseText:
         looking: Executor,
         call_style: str,
         public: Sequence[str],
+        recommended: bool,
     ) -> Self:
-        """``public``: system prompts whose KV all projects share. Raises TokenizerInvalid."""
+        """``public``: system prompts whose KV all projects share; ``recommended``: whether the
+        checkpoint says how tokens are chosen. Raises TokenizerInvalid or ConfigError.
+        """
         tokenizer = Tokenizer.load(model_dir)
         template = ChatTemplate.load(model_dir, tokenizer.named_tokens)
         sight = Sight.of(model_dir, looking)
@@ -44,4 +51,5 @@ class BaseText:
             calls=CallSupport(template, call_style),
             public=await PublicBeginnings.of_system(public, prompts),
             sight=sight,
+            unsaid=read_recommended(model_dir) if recommended else UNSAID,
         )

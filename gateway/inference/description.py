@@ -5,7 +5,8 @@ from typing import Any
 from engine.protocol import Pooling
 from gateway.inference.embedding import ENCODINGS
 from gateway.inference.options import MOST_CHOICES, MOST_PROMPT_ALTERNATIVES, MOST_STOPS
-from gateway.inference.sampling import MOST_BAD_WORDS, REPETITION
+from gateway.inference.recommended import REPETITION
+from gateway.inference.sampling import MOST_BAD_WORDS
 from gateway.inference.support import IGNORED, REFUSED
 from gateway.inference.tier import TIERS
 from gateway.inference.tools import MOST_TOOLS
@@ -16,6 +17,11 @@ Schema = dict[str, Any]
 
 def number(low: float, high: float, default: float) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high, "default": default}
+
+
+def recommended(shape: Schema) -> Schema:
+    """The default is that of a checkpoint that says nothing."""
+    return shape | {"description": "Where nothing is said, as the base's makers recommend."}
 
 
 def integer(low: int | None = None, high: int | None = None) -> Schema:
@@ -39,13 +45,13 @@ STRUCTURES: dict[str, Schema] = {  # what an answer must match
 }
 SHARED: dict[str, Schema] = {
     "model": {"type": "string", "description": "The base, or an adapter of your project."},
-    "temperature": number(0, 2, 1),
-    "top_p": number(0, 1, 1),
-    "top_k": integer(-1),
-    "min_p": number(0, 1, 0),
+    "temperature": recommended(number(0, 2, 1)),
+    "top_p": recommended(number(0, 1, 1)),
+    "top_k": recommended(integer(-1)),
+    "min_p": recommended(number(0, 1, 0)),
     "presence_penalty": number(-2, 2, 0),
     "frequency_penalty": number(-2, 2, 0),
-    "repetition_penalty": number(*REPETITION, 1),
+    "repetition_penalty": recommended(number(*REPETITION, 1)),
     "seed": {"type": "integer", "format": "int64"},
     "max_tokens": integer(0),
     "min_tokens": integer(0),

@@ -22,7 +22,8 @@ from gateway.inference.options import Options
 from gateway.inference.order import Order
 from gateway.inference.prompt import Prompts, require_room
 from gateway.inference.public import PublicBeginnings
-from gateway.inference.sampling import spelled
+from gateway.inference.recommended import Recommended
+from gateway.inference.sampling import UNSAID, spelled
 from gateway.inference.sight import Sight
 from gateway.inference.structure import Structure
 from gateway.inference.support import require_known
@@ -53,9 +54,12 @@ class Intake:
         priority_tier: bool = False,
         public: PublicBeginnings | None = None,
         sight: Sight | None = None,
+        unsaid: Recommended = UNSAID,
     ) -> None:
         """``priority_tier``: whether a client may ask to go before others; ``sight``: None where
-        the model reads text alone."""
+        the model reads text alone; ``unsaid``: how tokens are chosen where a client does not say.
+        """
+        self._unsaid = unsaid
         self._sight = sight
         self._public = public or PublicBeginnings()
         self._names = names
@@ -67,7 +71,7 @@ class Intake:
 
     async def chat(self, body: Object, principal: Principal, request_id: str) -> Order:
         album = self._sight.album() if self._sight else None
-        asked = read_chat(body, album)
+        asked = read_chat(body, album, self._unsaid)
         target = self._names.resolve(principal, asked.options.model, partial(subject_of, body))
         crew = self._fleet.of(target.base_model)
         calling = self._calls.calling(asked.tools)
@@ -105,7 +109,7 @@ class Intake:
             )
 
     async def completion(self, body: Object, principal: Principal, request_id: str) -> Order:
-        asked = read_completion(body)
+        asked = read_completion(body, self._unsaid)
         target = self._names.resolve(principal, asked.options.model, partial(subject_of, body))
         several = len(asked.prompts) > 1
         prompts: list[list[int]] = []

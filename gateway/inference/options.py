@@ -19,7 +19,8 @@ from gateway.inference.fields import (
     wrong_count,
     wrong_type,
 )
-from gateway.inference.sampling import read_bad_words, read_sampling
+from gateway.inference.recommended import Recommended
+from gateway.inference.sampling import UNSAID, read_bad_words, read_sampling
 from gateway.inference.structure import Structure, read_structure
 from gateway.inference.support import refuse_unsupported
 from gateway.inference.tier import TIERS, Tier
@@ -68,6 +69,7 @@ def read_options(
     logprobs: int | None,
     max_tokens: int | None,
     chooses: bool = False,
+    unsaid: Recommended = UNSAID,
 ) -> Options:
     """The last to read: what is still unread is ignored, and named.
 
@@ -77,7 +79,7 @@ def read_options(
     asked = fields.has_any(_SELDOM)
     seldom = _seldom(fields, chooses=chooses, stream=stream) if asked else {}
     include_usage, ignored = _stream_options(fields, stream)
-    sampling = read_sampling(fields)
+    sampling = read_sampling(fields, unsaid)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
         raise out_of_range(sampling.min_tokens, f"at most max_tokens, {max_tokens}", "min_tokens")
     return Options(

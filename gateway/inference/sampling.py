@@ -16,39 +16,43 @@ from gateway.inference.fields import (
     out_of_range,
     wrong_count,
 )
+from gateway.inference.recommended import REPETITION, Recommended
 from gateway.inference.tokenizer import Tokenizer
 
 MOST_BIASES = 1024
 MOST_ALLOWED = 1 << 16
 MOST_BAD_WORDS, MOST_WORD_CHARS = 256, 256
 LEAST_TEMPERATURE = 1e-5
-REPETITION = (0.01, 10)  # smaller ones make logits overflow
 
 
 _FIELDS = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "min_tokens", "allowed_token_ids",
 })  # fmt: skip
+UNSAID = Recommended()
 _PLAIN = Sampling(temperature=1.0, top_p=1.0)
 
 
-def read_sampling(fields: Fields) -> Sampling:
-    """Raises InvalidRequest."""
-    if not fields.has_any(_FIELDS):
+def read_sampling(fields: Fields, unsaid: Recommended = UNSAID) -> Sampling:
+    """``unsaid``: what holds where a client says nothing. Raises InvalidRequest."""
+    if unsaid is UNSAID and not fields.has_any(_FIELDS):
         return _PLAIN
-    temperature = fields.number("temperature", 0, 2, default=1)
-    top_p = fields.number("top_p", 0, 1, default=1)
+    temperature = fields.number("temperature", 0, 2, default=unsaid.temperature)
+    top_p = fields.number("top_p", 0, 1, default=unsaid.top_p)
     if top_p == 0 or temperature < LEAST_TEMPERATURE:
         temperature, top_p = 0.0, 1.0
+    top_k = fields.integer("top_k", -1, MOST_TOKEN_ID)
     return Sampling(
         temperature=temperature,
         top_p=top_p,
-        top_k=max(fields.integer("top_k", -1, MOST_TOKEN_ID) or 0, 0),
-        min_p=fields.number("min_p", 0, 1, default=0),
+        top_k=unsaid.top_k if top_k is None else max(top_k, 0),
+        min_p=fields.number("min_p", 0, 1, default=unsaid.min_p),
         seed=fields.integer("seed"),
         presence_penalty=fields.number("presence_penalty", -2, 2, default=0),
         frequency_penalty=fields.number("frequency_penalty", -2, 2, default=0),
-        repetition_penalty=fields.number("repetition_penalty", *REPETITION, default=1),
+        repetition_penalty=fields.number(
+            "repetition_penalty", *REPETITION, default=unsaid.repetition_penalty
+        ),
         logit_bias=_logit_bias(fields),
         min_tokens=fields.integer("min_tokens", 0, MOST_TOKEN_ID) or 0,
         allowed=_allowed(fields),

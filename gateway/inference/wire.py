@@ -8,7 +8,9 @@ from gateway.inference.body import Object
 from gateway.inference.fields import Fields, checked_prompts, checked_text, missing, wrong_type
 from gateway.inference.messages import Message, read_messages
 from gateway.inference.options import Options, read_model, read_options
+from gateway.inference.recommended import Recommended
 from gateway.inference.rendering import Rendering, read_rendering
+from gateway.inference.sampling import UNSAID
 from gateway.inference.tools import Toolbox, read_tools
 
 MOST_ALTERNATIVES = 20
@@ -32,8 +34,11 @@ class CompletionRequest:
     add_special: bool  # the tokens with which the model's prompts begin are added to a text
 
 
-def read_chat(body: Object, album: Album | None = None) -> ChatRequest:
-    """``album``: takes the images, where the model sees.
+def read_chat(
+    body: Object, album: Album | None = None, unsaid: Recommended = UNSAID
+) -> ChatRequest:
+    """``album``: takes the images, where the model sees; ``unsaid``: how tokens are chosen where
+    the client does not say.
 
     Raises InvalidRequest or one of its kinds.
     """
@@ -42,12 +47,16 @@ def read_chat(body: Object, album: Album | None = None) -> ChatRequest:
     messages = read_messages(fields, album)
     rendering, tools = read_rendering(fields), read_tools(fields)
     options = read_options(
-        fields, model=model, logprobs=_chat_logprobs(fields), max_tokens=_chat_max_tokens(fields)
+        fields,
+        model=model,
+        logprobs=_chat_logprobs(fields),
+        max_tokens=_chat_max_tokens(fields),
+        unsaid=unsaid,
     )
     return ChatRequest(options=options, messages=messages, rendering=rendering, tools=tools)
 
 
-def read_completion(body: Object) -> CompletionRequest:
+def read_completion(body: Object, unsaid: Recommended = UNSAID) -> CompletionRequest:
     """Raises InvalidRequest or one of its kinds."""
     fields = Fields(body)
     model = read_model(fields)
@@ -63,6 +72,7 @@ def read_completion(body: Object) -> CompletionRequest:
         logprobs=logprobs,
         max_tokens=UNSAID_COMPLETION if max_tokens is None else max_tokens,
         chooses=True,
+        unsaid=unsaid,
     )
     return CompletionRequest(options=options, prompts=prompts, echo=echo, add_special=add_special)
 

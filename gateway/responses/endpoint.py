@@ -49,7 +49,7 @@ class ResponseEndpoint:
             raise renamed(error) from error
         ignored = (*asked.ignored, *(name for name in order.options.ignored if name in body))
         responding = Responding(
-            settings=asked.settings,
+            settings={**asked.settings, **_chosen(body, order)},
             items=asked.items,
             before=terms.before,
             previous=asked.previous,
@@ -61,3 +61,10 @@ class ResponseEndpoint:
 
     def _frames(self, order: Order, tokenizer: Tokenizer, *, created: int) -> ResponseFrames:
         return ResponseFrames(order, tokenizer, created=created, archive=self._archive)
+
+
+def _chosen(body: Object, order: Order) -> dict[str, float]:
+    """What holds because nothing was said: the base's makers may recommend something."""
+    sampling = order.options.sampling
+    holds = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    return {name: value for name, value in holds.items() if body.get(name) is None}

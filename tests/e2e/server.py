@@ -60,12 +60,16 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
+# What a test does not say of sampling is as OpenAI has it: long answers are long, draws vary.
+PLAIN = ("--generation-config", "vllm")
+
+
 @dataclass
 class Server:
     """Started by entering, stopped by leaving. ``ready`` is the ready file's content."""
 
     data_dir: Path
-    flags: tuple[str, ...] = ("--demo",)
+    flags: tuple[str, ...] = ("--demo", *PLAIN)
     ready: dict[str, Any] = field(default_factory=dict)
     started_in: float = 0.0  # seconds
     process: subprocess.Popen[bytes] | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.e2e.server import Server
+from tests.e2e.server import PLAIN, Server
 
 PROMPTS = (Path(__file__).parent / "json_prompts.txt").read_text("utf-8").splitlines()
 TOGETHER = 16  # requests in flight
@@ -77,7 +77,7 @@ def gap_where_they_part(one: ChatCompletion, other: ChatCompletion) -> float | N
 
 @pytest.fixture(scope="module")
 def deterministic(make_data_dir: Callable[[str], Path]) -> Iterator[Server]:
-    with Server(make_data_dir("deterministic"), ("--demo", "--deterministic")) as started:
+    with Server(make_data_dir("deterministic"), ("--demo", "--deterministic", *PLAIN)) as started:
         yield started
 
 

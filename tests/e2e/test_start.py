@@ -34,6 +34,8 @@ def test_a_second_start_reuses_the_data_and_open_needs_no_key(
             model=model, messages=[{"role": "user", "content": "用中文说你好"}], max_tokens=8
         )
         assert answer.choices[0].message.content
+        short = client.responses.create(model=model, input="Hi", max_output_tokens=1)
+        assert (short.temperature, short.top_p) == (0.2, 0.9)  # as the demo recommends
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import Server, eventually
+from tests.e2e.server import PLAIN, Server, eventually
 
 CLOSE = 0.15  # of a log-probability, in bfloat16
 ASKED = [{"role": "user", "content": "Where does the sun go at night?"}]
@@ -53,7 +53,7 @@ def alive(pid: int) -> bool:
 def test_three_processes_answer_as_one_and_end_with_any_of_them(
     server: Server, make_data_dir: Callable[[str], Path]
 ):
-    with Server(make_data_dir("team"), ("--demo", "--tensor-parallel-size", "3")) as team:
+    with Server(make_data_dir("team"), ("--demo", *PLAIN, "--tensor-parallel-size", "3")) as team:
         for model in (team.base, team.adapters(0)[0]):
             expected, found = first(server, model), first(team, model)
             assert max(found, key=found.__getitem__) in expected

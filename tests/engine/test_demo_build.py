@@ -48,6 +48,12 @@ def test_the_checkpoint_has_every_file_a_loader_looks_for(built):
     }
 
 
+def test_the_checkpoint_recommends_how_to_sample(built):
+    said = json.loads((built[0] / "generation_config.json").read_text())
+    assert (said["temperature"], said["top_p"]) == (0.2, 0.9)
+    assert "eos_token_id" in said
+
+
 def test_config_declares_what_the_tensors_are(built):
     config = json.loads((built[0] / "config.json").read_text())["quantization_config"]
     assert (config["quant_method"], config["bits"], config["group_size"]) == ("gptq", 4, 32)
@@ -106,9 +112,11 @@ def test_building_over_an_older_directory_replaces_it_with_the_same_bytes(source
     out = tmp_path / "out"
     out.mkdir()
     (out / "stale").write_text("")
-    (tmp_path / ".out-killed").mkdir()  # what a build that was killed left behind
+    (tmp_path / ".out-ki_led12").mkdir()  # what a build that was killed left behind
+    others = tmp_path / ".out-draft-ki_led12"  # of another, which may be running
+    others.mkdir()
     demo.convert(source, out, silent)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [others.name, ".out.lock", "out"]
     assert not (out / "stale").exists()
     first, again = (directory / "model.safetensors" for directory in (built[0], out))
     assert first.read_bytes() == again.read_bytes()

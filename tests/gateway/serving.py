@@ -34,7 +34,9 @@ from gateway.inference.grammars import GrammarCheck
 from gateway.inference.intake import Intake
 from gateway.inference.prompt import Prompts
 from gateway.inference.public import PublicBeginnings
+from gateway.inference.recommended import Recommended
 from gateway.inference.routes import Routes
+from gateway.inference.sampling import UNSAID
 from gateway.inference.services import Services, TariffOf, unpriced
 from gateway.inference.sight import Sight
 from gateway.inference.template import ChatTemplate
@@ -238,6 +240,7 @@ async def serving(
     handoffs: HandoffRule | None = None,
     texts: Texts | None = None,
     refusals: Tally | None = None,
+    unsaid: Recommended = UNSAID,
 ) -> AsyncIterator[Server]:
     snapshot = FakeSnapshot(open_tenant=KEY if is_open else None)
     recorder, metrics = FakeRecorder(), Metrics()
@@ -280,7 +283,7 @@ async def serving(
         snapshot, prompts, fleet, grammars=grammars,
         calls=CallSupport(chat, tool_call_parser), deadline_ms=int(timeout_s * 1000),
         priority_tier=priority_tier,
-        public=await PublicBeginnings.of_system(public, prompts), sight=sight,
+        public=await PublicBeginnings.of_system(public, prompts), sight=sight, unsaid=unsaid,
     )  # fmt: skip
     archive = Archive(database, days=30) if database else None
     routers = [response_router(services.gate, archive)] if archive else []

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from gateway.db import Tenancy
 from gateway.identity.models import Organisation, Project
+from gateway.inference.recommended import Recommended
 from gateway.responses.archive import Archive
 from gateway.responses.repository import RetentionRepository
 from tests.gateway.serving import (
@@ -34,8 +35,7 @@ WEATHER = {"type": "function", "name": "weather", "description": "Knows.", "stri
 backend = sqlite_unless_both
 
 
-@pytest.fixture
-async def server(database, tmp_path):
+async def tenants(database):
     now = datetime.now(UTC)
     async with database.unit_of_work() as session:
         session.add(Organisation(id="org_1", name="one", created_at=now))
@@ -44,6 +44,11 @@ async def server(database, tmp_path):
             Project(id=f"prj_{name}", organisation_id="org_1", name=name, created_at=now)
             for name in ("acme", "globex")
         )
+
+
+@pytest.fixture
+async def server(database, tmp_path):
+    await tenants(database)
     async with serving(tmp_path, database=database, template=QWEN) as started:
         yield started
 
@@ -84,6 +89,16 @@ async def test_a_text_is_answered_with_the_clients_own_types(server):
     assert "system\nBe short." in shown(server)
     assert "user\nHi" in shown(server)
     assert server.recorder.records[0].endpoint == "responses"
+
+
+async def test_a_response_says_how_its_tokens_were_chosen_where_nobody_said(database, tmp_path):
+    await tenants(database)
+    cool = Recommended(temperature=0.2, top_p=0.9)
+    async with serving(tmp_path, database=database, template=QWEN, unsaid=cool) as server:
+        server.say("Hello there")
+        found = await server.client().responses.create(model=BASE, input="Hi", top_p=0.5)
+        assert (found.temperature, found.top_p) == (0.2, 0.5)
+        assert (server.last.sampling.temperature, server.last.sampling.top_p) == (0.2, 0.5)
 
 
 async def test_a_stream_is_openais_events_in_their_order(server):
