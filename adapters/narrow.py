@@ -21,6 +21,7 @@ from torch import Tensor
 from adapters.pack import Factor, PackedAdapter
 from adapters.values import Float32
 
+_SMALLEST = np.float32(2.0**-100)  # a row of smaller values is zeros
 _SMALLEST_NORMAL = np.float32(2.0**-6)  # of e4m3
 _MULTIPLES = np.float32(2.0**14)  # added to a smaller number, it leaves multiples of 2^-9
 
@@ -75,8 +76,7 @@ def _coded(matrix: Tensor, kind: Narrow) -> tuple[Tensor, Tensor]:
     """Codes int8 or uint8 [rows, width], and the largest of each row, in the matrix's own type."""
     values = _as_float32(matrix)
     largest = np.maximum(values.max(axis=1, initial=0.0), -values.min(axis=1, initial=0.0))
-    scaled = values / np.where(largest > 0, largest, 1)[:, None]
-    scaled *= np.float32(kind.largest)
+    scaled = values * (np.float32(kind.largest) / np.maximum(largest, _SMALLEST))[:, None]
     codes = _ENCODERS[kind](scaled)
     return torch.from_numpy(codes), torch.from_numpy(largest).to(matrix.dtype)
 

@@ -45,36 +45,58 @@ def compare(
     """``rows``: token ids of sequences, each of two tokens or more. Raises CheckpointInvalid."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = [Reference(Checkpoint(path), device) for path in (source, result)]
-    sums = dict.fromkeys(("source", "result", "kl", "square", "own", "same"), 0.0)
-    worst, tokens, elements = 0.0, 0, 0
+    found = Sums()
     batches = list(_batches(rows))
     for done, batch in enumerate(batches):
         before, after = (model.logits(batch, [None] * len(batch)) for model in models)
         for ids, p, q in zip(batch, before, after, strict=True):
-            target = torch.tensor(ids[1:], device=device)
-            p, q = _centred(p[:-1]), _centred(q[:-1])
-            sums["source"] += functional.cross_entropy(p, target, reduction="sum").item()
-            sums["result"] += functional.cross_entropy(q, target, reduction="sum").item()
-            kl = functional.kl_div(
-                q.log_softmax(-1), p.log_softmax(-1), log_target=True, reduction="none"
-            ).sum(-1)
-            sums["kl"] += kl.sum().item()
-            worst = max(worst, kl.max().item())
-            sums["square"] += (p - q).square().sum().item()
-            sums["own"] += p.square().sum().item()
-            sums["same"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
-            tokens, elements = tokens + len(target), elements + p.numel()
+            found.add(ids, p, q)
         progress((done + 1) / len(batches))
-    return Quality(
-        tokens=tokens,
-        perplexity=math.exp(sums["result"] / tokens),
-        source_perplexity=math.exp(sums["source"] / tokens),
-        mean_kl=sums["kl"] / tokens,
-        worst_kl=worst,
-        rms_error=math.sqrt(sums["square"] / elements),
-        relative_error=math.sqrt(sums["square"] / sums["own"]),
-        agreement=sums["same"] / tokens,
-    )
+    return found.quality
+
+
+@dataclass(slots=True)
+class Sums:
+    """Over sequences, of logits as they should be and as they are."""
+
+    source: float = 0.0  # nats
+    result: float = 0.0
+    kl: float = 0.0
+    square: float = 0.0
+    own: float = 0.0
+    same: float = 0.0
+    worst: float = 0.0
+    tokens: int = 0
+    elements: int = 0
+
+    def add(self, ids: Sequence[int], p: torch.Tensor, q: torch.Tensor) -> None:
+        """``p`` as they should be, ``q`` as they are: [T, V] after each token of ``ids``."""
+        target = torch.tensor(ids[1:], device=p.device)
+        p, q = _centred(p[:-1]), _centred(q[:-1])
+        self.source += functional.cross_entropy(p, target, reduction="sum").item()
+        self.result += functional.cross_entropy(q, target, reduction="sum").item()
+        kl = functional.kl_div(
+            q.log_softmax(-1), p.log_softmax(-1), log_target=True, reduction="none"
+        ).sum(-1)
+        self.kl += kl.sum().item()
+        self.worst = max(self.worst, kl.max().item())
+        self.square += (p - q).square().sum().item()
+        self.own += p.square().sum().item()
+        self.same += (p.argmax(-1) == q.argmax(-1)).sum().item()
+        self.tokens, self.elements = self.tokens + len(target), self.elements + p.numel()
+
+    @property
+    def quality(self) -> Quality:
+        return Quality(
+            tokens=self.tokens,
+            perplexity=math.exp(self.result / self.tokens),
+            source_perplexity=math.exp(self.source / self.tokens),
+            mean_kl=self.kl / self.tokens,
+            worst_kl=self.worst,
+            rms_error=math.sqrt(self.square / self.elements),
+            relative_error=math.sqrt(self.square / self.own),
+            agreement=self.same / self.tokens,
+        )
 
 
 def _centred(logits: torch.Tensor) -> torch.Tensor:
