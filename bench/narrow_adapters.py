@@ -1,6 +1,6 @@
 """How far off adapters are that an engine keeps in 8 bits, by their definition in float32.
 
-    python -m bench.narrow_adapters --model DIR [ADAPTER ..] [--tokens 1024] [--store]
+    python -m bench.narrow_adapters --model DIR [ADAPTER ..] [--tokens 512] [--store]
 
 Of each adapter and each kind of codes: the product of B and A, worst of its layers; and on held-out
 text (``engine/demo/text/evaluation.txt``) perplexity, and how far the next token's chances are from
@@ -51,58 +51,63 @@ def worst_product(exact: PackedAdapter, left: PackedAdapter) -> float:
 
 
 def qualities(
-    model: Path, exact: PackedAdapter, left: Sequence[PackedAdapter], rows: Sequence[list[int]]
-) -> list[Quality]:
-    """On the same text, of what is left of an adapter, each beside the adapter itself."""
-    kinds = [exact, *left]
-    sequences = [ids for ids in rows for _ in kinds]
-    found = Reference(Checkpoint(model), torch.device("cpu")).logits(sequences, kinds * len(rows))
-    sums = [Sums() for _ in left]
-    for i, ids in enumerate(rows):
-        before, *after = found[i * len(kinds) : (i + 1) * len(kinds)]
-        for each, logits in zip(sums, after, strict=True):
-            each.add(ids, before, logits)
-    return [each.quality for each in sums]
+    model: Path, kept: Sequence[Sequence[PackedAdapter]], text: Sequence[list[int]]
+) -> Iterator[list[Quality]]:
+    """Of adapters, each as it is and as what is left of it; of what is left, beside the first.
+
+    All at once, since the base's weights are dequantised for each call.
+    """
+    every = [packed for each in kept for packed in each]
+    sequences = [ids for _ in every for ids in text]
+    adapters = [packed for packed in every for _ in text]
+    found = iter(Reference(Checkpoint(model), torch.device("cpu")).logits(sequences, adapters))
+    for each in kept:
+        exact, *left = [[next(found) for _ in text] for _ in each]
+        sums = [Sums() for _ in left]
+        for total, logits in zip(sums, left, strict=True):
+            for ids, before, after in zip(text, exact, logits, strict=True):
+                total.add(ids, before, after)
+        yield [total.quality for total in sums]
 
 
-def rows_of(model: Path, directory: Path, text: Sequence[list[int]]) -> Iterator[Row]:
+def rows(model: Path, directories: Sequence[Path], text: Sequence[list[int]]) -> Iterator[Row]:
     base = BaseSpec.from_checkpoint(model)
-    exact = pack(directory, base, torch.float16)
-    left = [rounded(exact, kind) for kind in Narrow]
-    for kind, packed, quality in zip(
-        Narrow, left, qualities(model, exact, left, text), strict=True
-    ):
-        ratio = quality.perplexity / quality.source_perplexity
-        figures = {
-            "product of B and A off by, worst layer": (100 * worst_product(exact, packed), "%"),
-            "perplexity": (quality.perplexity, ""),
-            "perplexity off by": (100 * (ratio - 1), "%"),
-            "KL of the next token": (1e6 * quality.mean_kl, "millionths of a nat"),
-            "same likeliest token": (100 * quality.agreement, "%"),
-        }
-        for metric, (value, unit) in figures.items():
-            yield Row(
-                bench=NAME, model=model.name, format="adapter", rank=exact.rank, batch=0,
-                adapters=0, context=sum(len(row) - 1 for row in text),
-                metric=f"{directory.name} in {kind}: {metric}", value=value, unit=unit,
-                lora=kind,
-            )  # fmt: skip
+    exact = [pack(directory, base, torch.float16) for directory in directories]
+    kept = [[packed, *(rounded(packed, kind) for kind in Narrow)] for packed in exact]
+    found = qualities(model, kept, text)
+    for directory, (packed, *left), told in zip(directories, kept, found, strict=True):
+        for kind, other, quality in zip(Narrow, left, told, strict=True):
+            for metric, (value, unit) in figures(worst_product(packed, other), quality).items():
+                yield Row(
+                    bench=NAME, model=model.name, format="adapter", rank=packed.rank, batch=0,
+                    adapters=0, context=quality.tokens,
+                    metric=f"{directory.name} in {kind}: {metric}", value=value, unit=unit,
+                    lora=kind,
+                )  # fmt: skip
+
+
+def figures(product: float, quality: Quality) -> dict[str, tuple[float, str]]:
+    ratio = quality.perplexity / quality.source_perplexity
+    return {
+        "B A off by, worst layer": (100 * product, "%"),
+        "perplexity": (quality.perplexity, ""),
+        "perplexity off by": (100 * (ratio - 1), "%"),
+        "KL of the next token": (1e6 * quality.mean_kl, "millionths of a nat"),
+        "same likeliest token": (100 * quality.agreement, "%"),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.narrow_adapters", description=__doc__)
     parser.add_argument("adapters", type=Path, nargs="*", metavar="ADAPTER")
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint, of the demo say")
-    parser.add_argument("--tokens", type=int, default=1024, help="of held-out text")
+    parser.add_argument("--tokens", type=int, default=512, help="of held-out text")
     parser.add_argument("--store", action="store_true", help="write bench/results/cpu")
     options = parser.parse_args(arguments)
     stored = Path(str(resources.files("engine.demo"))) / "adapters"
     text = held_out(options.model, options.tokens)
-    found = [
-        row
-        for directory in options.adapters or [stored / name for name in DEMO]
-        for row in rows_of(options.model, directory, text)
-    ]
+    directories = options.adapters or [stored / name for name in DEMO]
+    found = list(rows(options.model, directories, text))
     print(table(found))
     if options.store:
         print(f"written to {write(found, NAME, ('torch',))}")

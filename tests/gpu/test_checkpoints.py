@@ -102,6 +102,16 @@ def test_pages_and_a_head_of_8_bits_match_the_definition_that_rounds_so_too(mode
     assert found["compiled"] == 0
 
 
+@pytest.mark.parametrize("mode", [[], ["--deterministic"]])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_adapters_of_8_bits_match_the_definition_of_what_is_left_of_them(kind, mode, tmp_path):
+    path = write_checkpoint(tmp_path, Shape(**SMALL), Layout("gptq", 64)).path
+    found = tried(path, "--divergence", "--adapters", "6", "--adapter-dtype", kind, *mode)
+    assert found["worst"] <= TOLERANCE
+    assert found["divergence"] <= 1e-3
+    assert found["compiled"] == 0
+
+
 @pytest.mark.skipif(not os.environ.get("LORATORIO_TEST_70B"), reason="writes 45 GB to disk")
 def test_a_70b_checkpoint_with_16_adapters_answers_right_on_one_gpu(tmp_path):
     CheckpointWriter(LLAMA_70B, "awq").write(tmp_path)

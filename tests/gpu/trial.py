@@ -17,7 +17,7 @@ import torch
 
 from engine.bench.alone import LoneEngine, Requests, adapter_ref
 from engine.bench.correct import Trial, agreement, trial
-from engine.config import EngineConfig, HeadDtype, KvCacheDtype
+from engine.config import AdapterDtype, EngineConfig, HeadDtype, KvCacheDtype
 from engine.core import Heard
 from engine.pages import Kind, Owner
 from engine.protocol import AdapterRef, Sampling, Submit, TokenLogprobs
@@ -48,6 +48,7 @@ def lone_engine(options: argparse.Namespace) -> LoneEngine:
             max_num_seqs=LOADED, max_num_batched_tokens=2048, max_adapter_loads=64,
             deterministic=options.deterministic, enforce_eager=options.eager,
             kv_cache_dtype=options.kv_cache_dtype, head_dtype=options.head_dtype,
+            adapter_dtype=options.adapter_dtype,
             tensor_parallel_size=options.tensor_parallel_size,
         )
     )  # fmt: skip
@@ -145,6 +146,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", type=KvCacheDtype, default=KvCacheDtype.AUTO)
     parser.add_argument("--head-dtype", type=HeadDtype, default=HeadDtype.AUTO)
+    parser.add_argument("--adapter-dtype", type=AdapterDtype, default=AdapterDtype.AUTO)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--divergence", action="store_true")
