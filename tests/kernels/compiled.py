@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import triton
@@ -23,15 +24,23 @@ _WRITES_NONE = (
 _TENSOR_CORE = re.compile(r"\b(HGMMA|HMMA)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compiled:
-    """One kernel as the GPU would run it."""
+    """One kernel as the GPU would run it; disassembled, which takes longest, where asked for."""
 
     registers: int  # per thread
     spilled: int  # bytes of stack and local memory per thread
     shared: int  # bytes of shared memory per program
     ptx: str
-    instructions: tuple[tuple[int, str], ...]  # (address, text)
+    binary: bytes
+
+    @cached_property
+    def instructions(self) -> tuple[tuple[int, str], ...]:
+        """(address, text)"""
+        lines = re.findall(
+            r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", _read("-sass", self.binary), re.MULTILINE
+        )
+        return tuple((int(address, 16), text) for address, text in lines)
 
     @property
     def register_wgmma(self) -> bool:
@@ -109,28 +118,23 @@ def compile_kernel(
 def compile_source(source: ASTSource, options: dict[str, object]) -> Compiled:
     """Compile a kernel in Triton or Gluon for sm_90."""
     compiled = triton.compile(source, target=_HOPPER, options=options)
-    return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared)
-
-
-def _read(binary: bytes, ptx: str, shared: int) -> Compiled:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        usage = _run("-res-usage", file.name)
-        listing = _run("-sass", file.name)
+    binary = compiled.asm["cubin"]
+    usage = _read("-res-usage", binary)
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert found, usage
-    lines = re.findall(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", listing, re.MULTILINE)
     return Compiled(
         registers=int(found[1]),
         spilled=int(found[2]) + int(found[3]),
-        shared=shared,
-        ptx=ptx,
-        instructions=tuple((int(address, 16), text) for address, text in lines),
+        shared=compiled.metadata.shared,
+        ptx=compiled.asm["ptx"],
+        binary=binary,
     )
 
 
-def _run(*arguments: str) -> str:
-    command = [str(_DISASSEMBLER), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def _read(what: str, binary: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [str(_DISASSEMBLER), what, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
