@@ -20,6 +20,8 @@ WHEEL ?= $(CACHE)/wheel
 FOCUS ?= $(CACHE)/focus
 FOCUS_PYTHON ?= python3.12
 DEMO := .data/demo/smollm2-135m-instruct
+# Tests start hundreds of processes: without kept bytecode each compiles all our modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # What these run takes as long as it is told to.
 test-soak test-chaos test-compat test-clients test-wheel test-ray test-focus: export PYTEST_TIMEOUT = 0
