@@ -1,8 +1,8 @@
 """Whether engines can follow a grammar, found out before anything is reserved for the request.
 
 Compiling is bounded in size and steps (``engine.grammar``) and happens in threads beside the event
-loop. What was found out is remembered. Where a JSON schema is at fault, the answer names the
-smallest part of it that is.
+loop, tenants in turn. What was found out is remembered. Where a JSON schema is at fault, the answer
+names the smallest part of it that is.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
@@ -19,12 +20,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.grammar import MOST_CHARS, compiling_threads, limits
 from gateway.errors import InvalidRequest, Unavailable
+from gateway.inference.compile_turns import CompileTurns
 from gateway.inference.schema import DEFINITIONS, JsonSchema, Schema, parts
 from gateway.inference.structure import Notation, Structure
 
 THREADS = 2
 KEPT = 256  # findings, of up to half a megabyte each
-WAITING = 64  # checks under way or waiting for a thread
+WAITING = 512  # checks under way or waiting for a thread
+WAITING_EACH = 32  # of one tenant
 SECONDS = 5.0  # a client waits for a check; what we know of takes tens of milliseconds
 PROBED_SECONDS = 0.5  # to find the part of a schema that is at fault
 TRIED = 16  # tokens of a text that matches
@@ -57,16 +60,16 @@ class GrammarCheck:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._threads = compiling_threads(THREADS)
+        self._turns = CompileTurns[Grammar | Flaw](compiling_threads(THREADS), THREADS)
         self._compiler = Compiler()
         self._found: OrderedDict[bytes, Finding] = OrderedDict()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()
 
-    async def require(self, structure: Structure) -> Grammar:
+    async def require(self, structure: Structure, tenant: str = "") -> Grammar:
         """Raises InvalidRequest with the path of what is at fault, or Unavailable."""
-        finding = self._find(structure)
+        finding = self._find(structure, tenant)
         try:
             async with asyncio.timeout(SECONDS):
                 found = await asyncio.shield(asyncio.wrap_future(finding))  # others may wait too
@@ -83,13 +86,14 @@ class GrammarCheck:
         left_out = (f"{structure.path}:{keyword}" for keyword in found.ignored)
         return Grammar(found.text, (*structure.ignored, *left_out))
 
-    def _find(self, structure: Structure) -> Finding:
+    def _find(self, structure: Structure, tenant: str) -> Finding:
         key = blake2b(f"{structure.notation.name} {structure.source}".encode()).digest()
         found = self._found.get(key)
         if found is None:
-            if sum(not finding.done() for finding in self._found.values()) >= WAITING:
+            if self._turns.of(tenant) >= WAITING_EACH or self._turns.total >= WAITING:
                 raise Unavailable(BUSY, retry_after=1.0)
-            found = self._found[key] = self._threads.submit(self._compiler.compile, structure)
+            work = partial(self._compiler.compile, structure)
+            found = self._found[key] = self._turns.submit(tenant, work)
             if len(self._found) > KEPT:
                 self._found.popitem(last=False)
         self._found.move_to_end(key)

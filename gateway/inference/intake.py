@@ -93,7 +93,7 @@ class Intake:
             target,
             options=options,
             prompts=[tokens],
-            grammar=await self._followed(structure),
+            grammar=await self._followed(structure, principal),
             calling=calling,
             param="messages",
         )
@@ -133,7 +133,7 @@ class Intake:
             options=asked.options,
             prompts=prompts,
             echoes=echoes,
-            grammar=await self._followed(asked.options.structure),
+            grammar=await self._followed(asked.options.structure, principal),
             param="prompt",
         )
 
@@ -219,8 +219,10 @@ class Intake:
         runs = spelled(options.bad_words, self._prompts.tokenizer)
         return replace(options, sampling=structs.replace(options.sampling, bad_words=runs))
 
-    async def _followed(self, structure: Structure | None) -> Grammar | None:
-        return None if structure is None else await self._grammars.require(structure)
+    async def _followed(self, structure: Structure | None, principal: Principal) -> Grammar | None:
+        if structure is None:
+            return None
+        return await self._grammars.require(structure, principal.tenant)
 
     def _served(self, asked: Tier | None) -> Tier | None:
         return Tier.DEFAULT if asked is Tier.PRIORITY and not self._priority_tier else asked

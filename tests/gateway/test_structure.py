@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from concurrent.futures import Future
+from threading import Event
 
 import pytest
 
@@ -253,19 +253,51 @@ async def test_a_schema_is_compiled_once_for_all_who_ask(check, monkeypatch):
 
 
 async def test_a_slow_check_is_given_up_and_a_flood_refused(check, monkeypatch):
-    running, queued = Future(), Future()
-    running.set_running_or_notify_cancel()
-    submitted = iter([running, queued])
+    begun, slow = Event(), Event()
+
+    def compile(structure):
+        begun.set()
+        return Grammar(structure.source) if slow.wait(60) else None
+
+    monkeypatch.setattr(check._compiler, "compile", compile)
+    one, another, third = (Structure("guided_regex", Notation.REGEX, each) for each in "abc")
+    first = asyncio.create_task(check.require(one))
+    assert await asyncio.to_thread(begun.wait, 60)
     monkeypatch.setattr(module, "SECONDS", 0.05)
-    monkeypatch.setattr(module, "WAITING", 2)
-    monkeypatch.setattr(check._threads, "submit", lambda *_: next(submitted))
+    monkeypatch.setattr(module, "WAITING_EACH", 2)
     with pytest.raises(InvalidRequest, match="simplify") as caught:
-        await check.require(Structure("guided_regex", Notation.REGEX, "a"))
+        await check.require(one)
     assert caught.value.param == "guided_regex"
-    with pytest.raises(Unavailable):  # it never got a thread: others' grammars are slow
-        await check.require(Structure("guided_regex", Notation.REGEX, "b"))
+    with pytest.raises(Unavailable):  # it never got a thread
+        await check.require(another)
     with pytest.raises(Unavailable):
-        await check.require(Structure("guided_regex", Notation.REGEX, "c"))
+        await check.require(third)
+    slow.set()
+    assert (await first).text == "a"
+
+
+async def test_who_floods_with_slow_grammars_waits_for_itself_alone(check, monkeypatch):
+    slow, order = Event(), []
+
+    def compile(structure):
+        order.append(structure.source)
+        assert "!" in structure.source or slow.wait(60)
+        return Grammar(structure.source)
+
+    monkeypatch.setattr(check._compiler, "compile", compile)
+    flood = [
+        asyncio.create_task(check.require(Structure("r", Notation.REGEX, f"{n}"), "flood"))
+        for n in range(module.WAITING_EACH)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        await check.require(Structure("r", Notation.REGEX, "one more"), "flood")
+    for tenant in ("acme!", "globex!", "acme!!"):
+        found = await check.require(Structure("r", Notation.REGEX, tenant), tenant)
+        assert found.text == tenant
+    assert set(order) - {"0"} == {"acme!", "globex!", "acme!!"}
+    slow.set()
+    assert [(await each).text for each in flood] == [f"{n}" for n in range(len(flood))]
 
 
 def chain(length):
