@@ -176,7 +176,7 @@ def _behind(endpoint: Endpoint, attempt: str) -> Endpoint:
         order = await endpoint.take(body, principal, request)
         if order.options.stream:
             raise InvalidRequest("A line of a batch cannot be streamed.", param="stream")
-        return replace(order, priority=BATCH_PRIORITY, attempt=attempt)
+        return msgspec.structs.replace(order, priority=BATCH_PRIORITY, attempt=attempt)
 
     return replace(endpoint, take=take)
 

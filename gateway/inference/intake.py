@@ -1,7 +1,6 @@
 """A parsed body to an Order: fields checked, name resolved, words turned into tokens."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -79,7 +78,7 @@ class Intake:
         messages, how = self._calls.prompt(asked.messages, asked.rendering, calling)
         options = asked.options
         if calling is not None and (unheld := calling.unheld):
-            options = replace(options, ignored=(*options.ignored, *unheld))
+            options = structs.replace(options, ignored=(*options.ignored, *unheld))
         tokens = await self._prompts.of_chat(messages, how)
         images: list[Image] = []
         if self._sight is not None and album is not None and album.attachments:
@@ -97,7 +96,7 @@ class Intake:
             calling=calling,
             param="messages",
         )
-        return replace(order, images=images) if images else order
+        return structs.replace(order, images=images) if images else order
 
     def _require_seen(self, crew: Crew, sight: Sight, options: Options) -> None:
         if crew.image_tokens != sight.seeing.tokens:
@@ -165,7 +164,7 @@ class Intake:
             grammar=None,
             param="input",
         )
-        return replace(order, embedding=asked.embedding)
+        return structs.replace(order, embedding=asked.embedding)
 
     def _order(
         self,
@@ -185,7 +184,7 @@ class Intake:
             require_known(options.ignored)
         options = self._spelled(options, grammar)
         if grammar is not None and grammar.ignored:
-            options = replace(options, ignored=(*options.ignored, *grammar.ignored))
+            options = structs.replace(options, ignored=(*options.ignored, *grammar.ignored))
         longest = max(map(len, prompts))
         tier = self._served(options.tier)
         return Order(
@@ -217,7 +216,7 @@ class Intake:
         if not options.bad_words:
             return options
         runs = spelled(options.bad_words, self._prompts.tokenizer)
-        return replace(options, sampling=structs.replace(options.sampling, bad_words=runs))
+        return structs.replace(options, sampling=structs.replace(options.sampling, bad_words=runs))
 
     async def _followed(self, structure: Structure | None, principal: Principal) -> Grammar | None:
         if structure is None:

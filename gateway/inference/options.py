@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.protocol import Sampling
 from gateway.errors import InvalidRequest
 from gateway.inference.fields import (
@@ -35,8 +37,7 @@ MOST_TAG_CHARS = 64  # of a tag's name; its value is held to what any name is
 MOST_TAGS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     sampling: Sampling
     max_tokens: int | None

@@ -1,7 +1,8 @@
 """What is to be generated for one request: everything known once it is admitted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.protocol import Image, Submit
 from gateway.catalog.target import Target
@@ -19,8 +20,9 @@ from gateway.limits.rules import Use
 UNSAID_TOKENS = 1024  # reserved for an answer whose client gave no max_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A struct: a dataclass of so many fields takes ten times as long to make."""
+
     id: str  # req_…
     principal: Principal
     target: Target
@@ -31,7 +33,7 @@ class Order:
     token_limit: int | None = None  # the smallest limit of tokens that holds for it
     tier: Tier | None = None  # as it is served; None: the client named none
     priority: int = 0  # larger goes first
-    public: PublicBeginnings = field(default_factory=PublicBeginnings)
+    public: PublicBeginnings = msgspec.field(default_factory=PublicBeginnings)
     calling: Calling | None = None  # None: what an answer says is text
     grammar: str | None = None  # what every choice must match, as engines read it
     attempt: str = ""  # which one, at a line of a batch; else nobody asks twice under one id

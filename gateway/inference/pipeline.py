@@ -8,11 +8,12 @@ authenticate → parse, resolve, tokenise → reserve         here
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from gateway.errors import (
     EndpointDenied,
@@ -94,7 +95,7 @@ class Pipeline:
             raise
         if reply.trace is not None:
             traceparent = reply.trace.infer(order.target.public_name, order.max_tokens)
-            order = replace(order, traceparent=traceparent)
+            order = structs.replace(order, traceparent=traceparent)
         tariff = self._do.tariff(order.target, datetime.now(UTC))
         demand = order.demand(price_of(tariff))
         try:
@@ -147,7 +148,7 @@ class Pipeline:
         if order.options.max_tokens is not None:
             return order
         limit = self._do.limiter.tokens_within(order.principal, order.use)
-        return replace(order, token_limit=limit)
+        return structs.replace(order, token_limit=limit)
 
 
 def model_of(body: Object) -> str:
@@ -166,4 +167,4 @@ def within_deadline(request: Asked, order: Order) -> Order:
             f"{DEADLINE}: {text[:20]!r} is not a number of milliseconds from 1 to 9999999999.",
             param=DEADLINE,
         )
-    return replace(order, deadline_ms=min(order.deadline_ms, int(text)))
+    return structs.replace(order, deadline_ms=min(order.deadline_ms, int(text)))

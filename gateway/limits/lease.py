@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+import msgspec
 
 from gateway.identity.principal import Principal
 from gateway.limits.bucket import remaining, reset_seconds
@@ -12,8 +14,7 @@ from gateway.limits.rules import Rule, RuleBook, Use
 from gateway.limits.store import Ask, Kind, Unit, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headroom:
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
     """What OpenAI's ``x-ratelimit-*`` headers say. None: that limit is not set."""
 
     limit_requests: int | None = None
@@ -101,8 +102,7 @@ class Price:
         return -(-pico // 1000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a request may cost: known once its prompt is."""
 
     price: Price | None  # None: the model has none
@@ -112,8 +112,7 @@ class Demand:
     slack: int = 1  # output tokens that may come beyond what was granted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Taken by ``reserve``; given back to the token by ``settle``, in any outcome, once."""
 
     request: str
@@ -121,11 +120,11 @@ class Lease:
     tokens: int  # reserved: prompt + the most that may be generated
     name: str = ""
     at: datetime | None = None
-    headroom: Headroom = field(default_factory=Headroom)
+    headroom: Headroom = msgspec.field(default_factory=Headroom)
     slots: tuple[str, ...] = ()  # counters whose slots it holds
     purses: tuple[tuple[Rule, Ask], ...] = ()  # budgets it pays from
     money: int = 0  # nano-dollars reserved at first, of each budget
-    use: Use = field(default_factory=Use)
+    use: Use = msgspec.field(default_factory=Use)
     book: RuleBook | None = None  # that held when it was taken
 
 

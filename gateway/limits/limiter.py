@@ -343,7 +343,7 @@ class RateLimiter:
         verdict = await self._store.take(counted, None) if counted else Verdict(0, 0, [], [])
         found = iter(verdict.levels)
         levels = [next(found) if ask.limit else 0 for ask in asks]
-        return headroom_of(asks, replace(verdict, levels=levels), now)
+        return headroom_of(asks, structs.replace(verdict, levels=levels), now)
 
 
 def memory_limiter(**more: object) -> RateLimiter:

@@ -11,7 +11,7 @@ older version, is *unseeded* and answers nothing until it is seeded (``seeding.p
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -55,8 +55,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     version: int = 0  # of money: a counter of an older one must be read from the ledger again
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """All asks were granted (``wait_ms`` is 0), or none."""
 
     wait_ms: int  # until the binding ask would pass, if nobody else takes
@@ -64,7 +63,7 @@ class Verdict:
     levels: list[int]  # of each counter, after taking; of money what was spent
     held: list[int]  # of money: reserved by open requests, this one included; else 0
     money: int = 0  # nano-dollars that were reserved, of each budget
-    unseeded: list[int] = field(default_factory=list)  # money whose spending is not known here
+    unseeded: Sequence[int] = ()  # money whose spending is not known here
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """``POST /v1/responses`` on its way in: what it goes on from, then a chat like any other."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from msgspec import structs
 
 from gateway.errors import InvalidRequest
 from gateway.identity.principal import Principal
@@ -56,8 +57,8 @@ class ResponseEndpoint:
             store=asked.store and terms.kept_for > timedelta(),
             kept_for=terms.kept_for,
         )
-        options = replace(order.options, ignored=ignored)
-        return replace(order, options=options, responding=responding)
+        options = structs.replace(order.options, ignored=ignored)
+        return structs.replace(order, options=options, responding=responding)
 
     def _frames(self, order: Order, tokenizer: Tokenizer, *, created: int) -> ResponseFrames:
         return ResponseFrames(order, tokenizer, created=created, archive=self._archive)
