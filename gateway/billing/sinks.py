@@ -48,6 +48,9 @@ def _sink(entry: SinkEntry) -> Sink:
     where = f"sinks: {entry.name}"
     url = (entry.url or (STRIPE if entry.kind == "stripe" else "")).rstrip("/")
     require_web_address(f"{where}: url", url)
+    if not (entry.token.isascii() and entry.token.isprintable()) or " " in entry.token:
+        # It goes into a header: else each delivery failed, without end.
+        raise ConfigError(f"{where}: token: printable ASCII without spaces or line breaks")
     if entry.kind == "cloudevents":
         if entry.meters:
             raise ConfigError(f"{where}: meters are for kind 'stripe': events carry all of them")
