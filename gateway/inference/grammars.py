@@ -7,6 +7,7 @@ names the smallest part of it that is.
 
 import asyncio
 import re
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -32,7 +33,14 @@ SECONDS = 5.0  # a client waits for a check; what we know of takes tens of milli
 PROBED_SECONDS = 0.5  # to find the part of a schema that is at fault
 TRIED = 16  # tokens of a text that matches
 QUOTE = ord('"')
+# What can go on in one way alone is not worked out ahead: that would be done anew for every token
+# and cost as much as all of it: seconds for a long constant or `X{1000}`, for everybody.
+UNFORCED = '%llguidance {"no_forcing": true}\n'
 BUSY = "Too many grammars are being compiled."
+OF_SCHEMA = "failed to compile JSON schema: "
+OF_ONE_OF = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_EXCERPT = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)  # of the grammar
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)  # in a GBNF
 _KEYWORD = re.compile(r'"([^"]+)"|^(oneOf)\b')
 
 
@@ -150,7 +158,7 @@ class Compiler:
 
     def _fault(self, part: Schema, shared: Mapping[str, object], lenient: bool) -> str:
         alone = JsonSchema({**shared, **part}, ()).text(lenient=lenient)
-        matcher = self._matcher(LLMatcher.grammar_from_json_schema(alone))
+        matcher = self._matcher(_grammar(_schema(alone)))
         return _line(matcher.get_error()) if matcher.is_error() else ""
 
 
@@ -179,13 +187,31 @@ def _written(structure: Structure) -> str:
     source = structure.source
     match structure.notation:
         case Notation.SCHEMA:
-            return LLMatcher.grammar_from_json_schema(source)
+            return _grammar(_schema(source))
         case Notation.REGEX:
-            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source)}/")
+            return _grammar(f"start: /{regex_to_lark(source)}/")
         case Notation.LARK:
-            return LLMatcher.grammar_from_lark(source)
+            return _grammar(source)
         case Notation.GRAMMAR:
-            return LLMatcher.grammar_from_lark(any_to_lark(source))
+            gbnf = "::=" in source
+            return _grammar(any_to_lark(_ESCAPE.sub(_character, source) if gbnf else source))
+
+
+def _character(escape: re.Match[str]) -> str:
+    """What stands for a character by its number, in a way that the converter does not spoil."""
+    number = int(escape[1] or escape[2] or "0", 16)
+    if not 0 < number <= sys.maxunicode or 0xD800 <= number < 0xE000:
+        return escape[0]
+    return f"\\x{number:02x}" if number < 0x80 else chr(number)
+
+
+def _schema(text: str) -> str:
+    return f"start: %json {text}"
+
+
+def _grammar(lark: str) -> str:
+    """The last word on an option holds, so a client's grammar cannot take it back."""
+    return LLMatcher.grammar_from_lark(f"{lark}\n{UNFORCED}")
 
 
 def _left_out(matcher: LLMatcher) -> list[str]:
@@ -195,6 +221,10 @@ def _left_out(matcher: LLMatcher) -> list[str]:
 
 
 def _line(message: str) -> str:
+    """What the library says, without where it says it in a text that we wrote."""
     if message.startswith("NoExtension"):
         return "nothing matches it"
+    message = _EXCERPT.sub("", message)
+    message = message.partition(OF_SCHEMA)[2] or message
+    message = message.replace(OF_ONE_OF, "Alternatives that exclude each other can; so can anyOf")
     return " ".join(message.split())[:500].rstrip(".")

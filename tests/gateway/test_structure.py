@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from threading import Event
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from engine.protocol import RefusalCode
 from gateway.errors import InvalidRequest, Unavailable
@@ -338,6 +340,68 @@ async def test_a_schema_too_wide_to_be_followed_is_refused_before_it_fails(check
 
 async def test_a_schema_that_nothing_matches_is_refused(check):
     assert "nothing matches it" in (await refusal(check, guided_json={"$ref": "#"})).message
+
+
+class Words:
+    """Bytes, and longer tokens of the same beginning."""
+
+    eos_token_id, bos_token_id = 256, None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", b"aa", b"aaaa")
+
+    def __call__(self, text):
+        return list(text)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": named({"const": {"aaaa": "aaaa" * 2000}})},
+        {"guided_choice": ["aaaa" * 40]},
+        {"guided_regex": "(a{1000}){1000}"},
+        {"guided_grammar": 'root ::= "a"{900}'},
+        {"guided_grammar": "start: X{1000}\nX: /a{10000}/"},
+        {"guided_grammar": '%llguidance {"no_forcing": false}\nstart: "aaaa"'},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+async def test_what_can_go_on_in_one_way_alone_is_not_worked_out_for_every_token(check, body):
+    """Else it would be held to the one longest token."""
+    grammar = await check.require(read(**body))
+    tokenizer = LLTokenizer(TokenizerWrapper(Words()))
+    matcher = LLMatcher(tokenizer, grammar.text, log_level=0)
+    if "response_format" in body:
+        assert matcher.consume_tokens(list(b'{"'))
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    assert [token for token in range(259) if allowed >> token & 1] == [ord("a"), 257, 258]
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "text"),
+    [
+        ('root ::= [\\u00e9x]{2}', "éx"),
+        ('root ::= "\\u00e9\\U0001F600"', "é😀"),
+        ('root ::= [\\u0041-\\u005d]', "]"),
+        ('root ::= "\\\\u00e9"', "\\u00e9"),
+        ('root ::= "\\u0022\\n"', '"\n'),
+    ],
+)  # fmt: skip
+async def test_a_character_may_be_written_by_its_number(check, gbnf, text):
+    grammar = await check.require(read(guided_grammar=gbnf))
+    matcher = LLMatcher(LLTokenizer("byte"), grammar.text, log_level=0)
+    assert matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
+    assert matcher.is_accepting()
+
+
+async def test_a_refusal_does_not_quote_what_the_client_did_not_write(check):
+    one_of = named({"oneOf": [{"type": "integer"}, {"type": "number"}]}, strict=True)
+    for body in (
+        {"response_format": named({"type": "int"}, strict=True)},
+        {"response_format": one_of},
+        {"guided_regex": "a^b"},
+    ):
+        said = (await refusal(check, **body)).message
+        assert not re.search("x-guidance|llguidance|start:|coerce_one_of", said)
 
 
 def test_completions_know_it_too():
