@@ -23,10 +23,10 @@ OUTSIDE = -1  # the layer of what is in no layer
 OUTER = {EMBEDDING: f"model.{EMBEDDING}", HEAD: HEAD}
 
 # What may stand before ``layers`` and means nothing.
-WRAPPERS = frozenset(
-    {"base_model", "model", "language_model", "module", "_orig_mod", "_fsdp_wrapped_module"}
-)
+WRAPPERS = frozenset({"base_model", "model", "language_model", "module"})
 MAX_WRAPPERS = 8
+# What trainers put around any module, not only around the whole model.
+INNER_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 TOWERS = frozenset({"vision_tower", "multi_modal_projector", "visual"})
 
 
@@ -109,7 +109,7 @@ _OTHER_METHODS = ("ia3_", "hada_", "lokr_", "oft_", "vera_", "prompt_", "vblora_
 
 
 def parse_key(name: str) -> LoraKey | Foreign:
-    words = name.split(".")
+    words = [word for word in name.split(".") if word not in INNER_WRAPPERS]
     site, rest = _site(_unwrapped(words))
     if site is None:
         return _foreign(words)

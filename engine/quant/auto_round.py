@@ -20,6 +20,7 @@ from engine.quant.schemes import (
     Zeros,
     check,
     names_searched,
+    read_flag,
     read_group_size,
     refuse,
 )
@@ -81,6 +82,6 @@ def _claim(source: str, config: Config) -> Claim | None:
         method=method,
         bits=bits,
         group_size=read_group_size(source, config.get("group_size", 128)),
-        symmetric=config.get("sym"),
+        symmetric=read_flag(source, "sym", config.get("sym")),
         zeros=zeros,
     )

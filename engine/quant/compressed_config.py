@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from engine.quant.schemes import BITS, GROUPS, Claim, Rule, Scheme, check, names_matching, refuse
+from engine.quant.schemes import (
+    BITS,
+    GROUPS,
+    Claim,
+    Rule,
+    Scheme,
+    check,
+    names_matching,
+    read_flag,
+    refuse,
+)
 
 Config = Mapping[str, Any]
 FORMAT = "pack-quantized"
@@ -21,6 +31,7 @@ _FORMATS_OF = {
 }
 STRATEGIES = ("tensor", "channel", "group", "block")
 FLOAT8 = ("float", 8)
+REORDERED, IN_ORDER = ("group", "dynamic", True), ("weight", "static", False)  # activation orders
 CLASS = "Linear"  # of every module that may be quantised here
 _UNSERVED = {"sparsity_config": "format", "transform_config": "config_groups"}
 
@@ -89,6 +100,8 @@ def _claim(name: str, group: Config, module: str) -> Claim | None:
         if group.get(field):
             refuse(source, field, group[field], "none: activations are not quantised")
     check(source, "dynamic", weights.get("dynamic", False), (False,))
+    order = weights.get("actorder") or False
+    check(source, "actorder", order, (*REORDERED, *IN_ORDER))
     strategy = weights.get("strategy") or _strategy(weights.get("group_size"))
     check(source, "strategy", strategy, ("group", "channel") if packed else STRATEGIES)
     size = weights.get("group_size") if strategy == "group" else -1
@@ -97,8 +110,8 @@ def _claim(name: str, group: Config, module: str) -> Claim | None:
         method="compressed-tensors",
         bits=weights.get("num_bits", 8),
         group_size=None if strategy == "block" else size,
-        symmetric=weights.get("symmetric", True),
-        act_order=weights.get("actorder") in ("group", "dynamic", True),
+        symmetric=read_flag(source, "symmetric", weights.get("symmetric", True)),
+        act_order=order in REORDERED,
         kind=kind,
         block=read_block(source, weights.get("block_structure")) if strategy == "block" else None,
     )

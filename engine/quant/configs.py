@@ -23,6 +23,7 @@ from engine.quant.schemes import (
     Zeros,
     check,
     names_matching,
+    read_flag,
     read_group_size,
     refuse,
 )
@@ -80,8 +81,8 @@ def _gptq(source: str, config: Config) -> Claim:
         method="gptq",
         bits=bits,
         group_size=read_group_size(source, config.get("group_size", 128)),
-        symmetric=config.get("sym"),
-        act_order=config.get("desc_act"),
+        symmetric=read_flag(source, "sym", config.get("sym")),
+        act_order=read_flag(source, "desc_act", config.get("desc_act")),
         zeros=_ZEROS.get(layout),
     )
 
@@ -90,7 +91,7 @@ def _awq(source: str, config: Config) -> Claim:
     version = str(config.get("version") or _layout(config) or "gemm").lower()
     check(source, "version", version, ("gemm",))
     check(source, "bits", config.get("bits", config.get("w_bit", 4)), (4,))
-    zero_point = config.get("zero_point")
+    zero_point = read_flag(source, "zero_point", config.get("zero_point"))
     size = config.get("group_size", config.get("q_group_size", 128))
     return Claim(
         method="awq",

@@ -80,6 +80,13 @@ def _compiled(source: str, field: str, expression: object) -> re.Pattern[str]:
         refuse(source, field, expression, f"a regular expression ({error})")
 
 
+def read_flag(source: str, field: str, found: object) -> bool | None:
+    """None: not said. The word "false" would count as true."""
+    if found is not None and not isinstance(found, bool):
+        refuse(source, field, found, "true or false")
+    return found
+
+
 def read_group_size(source: str, found: object) -> int:
     """Rows of one scale; -1: all of them, which some write as none or 0."""
     size = -1 if found in (None, 0) else found

@@ -20,6 +20,8 @@ Q = "model.layers.2.self_attn.q_proj"
         f"base_model.model.language_model.{Q}.lora_A.weight",
         f"base_model.model.{Q}.lora_A.weight".replace("model.layers", "language_model.layers"),
         f"base_model.model._orig_mod.{Q}.lora_A.weight",
+        f"base_model.model.{Q}.lora_A.weight".replace(".2.", ".2._checkpoint_wrapped_module."),
+        f"_fsdp_wrapped_module.{Q}._orig_mod.lora_A.default.weight",
     ],
 )
 def test_known_spellings_mean_the_same(name):

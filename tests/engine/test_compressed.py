@@ -137,6 +137,8 @@ def test_a_channel_is_a_group_of_all_rows():
         ({"strategy": "block"}, "strategy='block'"),
         ({"group_size": 16}, "group_size=16"),
         ({"dynamic": True}, "dynamic=True"),
+        ({"actorder": "zigzag"}, "actorder='zigzag'"),
+        ({"symmetric": "false"}, "symmetric='false'"),
     ],
 )
 def test_settings_we_do_not_serve_are_refused_under_the_name_of_a_module(changes, field):
