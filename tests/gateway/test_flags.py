@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.flags import add_serve
-from gateway.cli.main import Parser
+from gateway.cli.main import Parser, main
 from gateway.cli.serve_options import FlagsInvalid, ServeOptions, read_serve
 
 
@@ -101,3 +101,16 @@ def test_a_malformed_flag_is_one_line_and_status_2(arguments, capsys):
         options("--demo", *arguments)
     assert caught.value.code == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("tenant", "list"), ("price", "list"), ("export", "--period", "2026-11")]
+)
+def test_an_unknown_flag_points_to_the_help_of_its_own_command(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--nope"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --nope" in said
+    command = " ".join(word for word in words if word.isalpha())
+    assert f"see `loratorio {command} --help`" in said
