@@ -131,7 +131,7 @@ class Member:
                     await self._use(client)
             except (EngineLost, AddressInvalid) as error:
                 self.unfit = str(error) if isinstance(error, UnequalVersions) else ""
-                self._missing(str(error))
+                self._missing(str(error).removeprefix(f"{self.name}: "))
             if time.monotonic() - began >= HEALTHY:
                 pause = FIRST_PAUSE
             await asyncio.sleep(pause)

@@ -163,6 +163,14 @@ async def test_an_engine_of_another_version_is_refused_by_name(tmp_path, monkeyp
         assert fleet.ready == []
 
 
+async def test_an_engine_that_is_not_there_is_named_once(tmp_path, caplog):
+    address = f"unix:{tmp_path}/nobody.sock"
+    async with running(Fleet(Static((address,)), gateway="g")):
+        await until(lambda: address in caplog.text)
+    (said,) = (each.getMessage() for each in caplog.records if address in each.getMessage())
+    assert said.count(address) == 1
+
+
 async def test_engines_of_several_bases_are_kept_apart(tmp_path):
     import msgspec
 
