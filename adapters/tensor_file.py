@@ -22,6 +22,9 @@ MAX_TENSORS = 16_384
 MAX_PADDING = 64  # writers align the data to 8 or 64 bytes with trailing spaces
 CHUNK_BYTES = 8 << 20
 MAX_DIMENSION = 1 << 31
+LISTED = 8  # files of a directory that lacks one
+LFS_POINTER = b"version https://git-lfs"
+POINTER = "is a pointer of Git LFS, not the file itself; get that with `git lfs pull`"
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -115,13 +118,28 @@ def open_regular(path: Path, *, follow_symlinks: bool = False) -> int:
     try:
         descriptor = os.open(path, flags)
     except FileNotFoundError as error:
-        raise AdapterInvalid([f"{path.name}: not found in {path.parent}"]) from error
+        raise AdapterInvalid([f"{path.name}: not found; {_beside(path)}"]) from error
     except (OSError, ValueError) as error:
         raise AdapterInvalid([f"{path.name}: cannot be opened ({error})"]) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise AdapterInvalid([f"{path.name}: not a regular file"])
     return descriptor
+
+
+def is_pointer(start: bytes) -> bool:
+    """Whether a file that begins so only says where Git LFS keeps the real one."""
+    return start.startswith(LFS_POINTER)
+
+
+def _beside(path: Path) -> str:
+    """What there is instead. The names alone: where a server keeps them is nobody's business."""
+    try:
+        names = sorted(each.name for each in path.parent.iterdir())
+    except OSError:
+        return f"there is no directory {shown(path.parent.name)}"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"found {', '.join(map(shown, names[:LISTED]))}{more}" if names else "found nothing"
 
 
 def shown(name: str) -> str:
@@ -145,6 +163,8 @@ def _read_header(
     descriptor: int, file: str, size: int, max_bytes: int
 ) -> tuple[dict[str, object], int]:
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if is_pointer(os.pread(descriptor, len(LFS_POINTER), 0)):
+        raise AdapterInvalid([f"{file}: {POINTER}"])
     if size < 8 or length > size - 8:
         raise AdapterInvalid([f"{file}: truncated, or not a safetensors file ({size} bytes)"])
     if length > max_bytes:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from adapters.language_part import language_config, plain_name, sees
+from adapters.tensor_file import LFS_POINTER, POINTER, is_pointer
 from engine.errors import CheckpointInvalid
 
 INDEX = "model.safetensors.index.json"
@@ -92,12 +93,20 @@ class Checkpoint:
         hint = f"; {pickles[0]} is a pickle, which is not read" if pickles else ""
         raise CheckpointInvalid(f"{self.path}: {found}{hint}")
 
+    def _is_pointer(self, shard: str) -> bool:
+        try:
+            with (self.path / shard).open("rb") as file:
+                return is_pointer(file.read(len(LFS_POINTER)))
+        except OSError:
+            return False
+
     def _open(self, shard: str, wanted: set[str] | None) -> None:
         try:
             handle: Any = safe_open(str(self.path / shard), framework="pt")
             names = set(handle.keys())
         except (OSError, SafetensorError) as error:
-            raise CheckpointInvalid(f"{self.path / shard}: cannot be read ({error})") from error
+            why = POINTER if self._is_pointer(shard) else f"cannot be read ({error})"
+            raise CheckpointInvalid(f"{self.path / shard}: {why}") from error
         missing = sorted((wanted or set()) - names)
         if missing:
             raise CheckpointInvalid(f"{self.path / shard}: {missing[0]} is indexed but not there")

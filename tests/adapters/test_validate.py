@@ -195,6 +195,24 @@ def test_a_symlinked_file_is_refused(tmp_path, file):
         validate(tmp_path / "a", BASE)
 
 
+def test_what_is_there_instead_of_a_missing_file_is_named_without_its_place(tmp_path):
+    write_adapter(tmp_path)
+    shard = "adapter_model-00001-of-00002.safetensors"
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / shard)
+    with pytest.raises(
+        AdapterInvalid, match=f"adapter_model.safetensors: not found; .*{shard}"
+    ) as e:
+        validate(tmp_path, BASE)
+    assert str(tmp_path) not in str(e.value)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    write_adapter(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_text("version https://git-lfs.github.com/spec\n")
+    with pytest.raises(AdapterInvalid, match="git lfs pull"):
+        validate(tmp_path, BASE)
+
+
 def test_a_missing_directory_is_named(tmp_path):
     with pytest.raises(AdapterInvalid, match=r"'\[x\]"):
         validate(tmp_path / "'[x]", BASE)

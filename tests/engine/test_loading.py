@@ -213,6 +213,8 @@ def test_directories_that_are_no_checkpoint_say_why(tmp_path):
     assert "pytorch_model.bin is a pickle" in opened(tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00broken")
     assert "cannot be read" in opened(tmp_path)
+    (tmp_path / "a.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "git lfs pull" in opened(tmp_path)
     (tmp_path / "b.safetensors").write_bytes(b"")
     assert "2 safetensors files and no" in opened(tmp_path)
 
