@@ -54,17 +54,20 @@ class Limits:
         for problem in chain.from_iterable(problems):
             raise Refusal(RefusalCode.INVALID, problem)
         prompt = len(submit.tokens)
-        if prompt + 1 > self.max_model_len:
+        # A vector is read where the prompt ends: what is drawn there is never computed.
+        room = self.max_model_len - prompt + (submit.pooling is not None)
+        if room < 1:
+            more = "; with one more to generate" if submit.pooling is None else ";"
             raise Refusal(
                 RefusalCode.PROMPT_TOO_LONG,
-                f"the prompt has {prompt} tokens; with one more to generate it exceeds the context "
+                f"the prompt has {prompt} tokens{more} it exceeds the context "
                 f"of {self.max_model_len}",
             )
         if submit.adapter and not self.adapters:
             raise Refusal(RefusalCode.ADAPTER_MISSING, "this engine has no adapter store")
         if submit.grammar is not None and not self.grammars:
             raise Refusal(RefusalCode.INVALID, "this engine can hold an answer to no grammar")
-        limit = min(submit.max_tokens, self.max_model_len - prompt)
+        limit = min(submit.max_tokens, room)
         pages = -(-(prompt + limit - 1) // self.page_tokens)
         if pages > self.num_pages:
             raise Refusal(

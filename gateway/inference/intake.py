@@ -151,7 +151,7 @@ class Intake:
                 else self._prompts.of_tokens(text, path)
             )
             kept = _kept(tokens, asked.options, crew)
-            require_room(len(kept), crew.context, param=path)
+            require_room(len(kept), crew.context, param=path, answered=False)
             prompts.append(kept)
         if (total := sum(map(len, prompts))) > MOST_INPUT_TOKENS:
             raise out_of_range(f"{total} tokens long", f"at most {MOST_INPUT_TOKENS}", "input")
@@ -163,6 +163,7 @@ class Intake:
             prompts=prompts,
             grammar=None,
             param="input",
+            answered=False,
         )
         return structs.replace(order, embedding=asked.embedding)
 
@@ -178,6 +179,7 @@ class Intake:
         grammar: Grammar | None,
         calling: Calling | None = None,
         param: str,
+        answered: bool = True,
     ) -> Order:
         self._require_known(options)
         if principal.strict:
@@ -193,7 +195,12 @@ class Intake:
             target=target,
             options=options,
             prompts=prompts,
-            room=require_room(longest, self._fleet.of(target.base_model).context, param=param),
+            room=require_room(
+                longest,
+                self._fleet.of(target.base_model).context,
+                param=param,
+                answered=answered,
+            ),
             deadline_ms=self._deadline_ms,
             tier=tier,
             priority=tier.priority if tier else 0,

@@ -204,15 +204,19 @@ def _read(tokenizer: Tokenizer, tokens: Sequence[int], special: bool) -> str:
     return detokenizer.feed(tokens) + detokenizer.flush()
 
 
-def require_room(tokens: int, context: int, *, param: str) -> int:
-    """How many tokens may follow the prompt. Raises ContextTooLong with the numbers."""
-    if tokens >= context:
+def require_room(tokens: int, context: int, *, param: str, answered: bool = True) -> int:
+    """How many tokens may follow the prompt. Raises ContextTooLong with the numbers.
+
+    ``answered``: at least one has to; a text that becomes a vector may fill the context.
+    """
+    if tokens > context - answered:
+        needed = " and at least one more must fit" if answered else ""
         raise ContextTooLong(
             f"This model's maximum context length is {context} tokens. However, your prompt"
-            f" has {tokens} tokens and at least one more must fit. Please shorten it.",
+            f" has {tokens} tokens{needed}. Please shorten it.",
             param=param,
         )
-    return context - tokens
+    return max(context - tokens, 1)
 
 
 def _spellings(special: frozenset[str]) -> re.Pattern[str]:

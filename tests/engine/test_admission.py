@@ -1,11 +1,12 @@
 """What may start at all, and the words of every refusal."""
 
+import dataclasses
 import math
 
 import pytest
 
 from engine.admission import Limits, Refusal
-from engine.protocol import AdapterRef, RefusalCode, Sampling, Submit
+from engine.protocol import AdapterRef, Pooling, RefusalCode, Sampling, Submit
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, num_pages=8, page_tokens=4, adapters=False)
 
@@ -53,6 +54,15 @@ def test_what_fits_may_generate_what_it_asked_for(prompt: int, limit: int) -> No
 def test_a_prompt_that_leaves_no_token_is_too_long_and_the_numbers_are_said() -> None:
     with pytest.raises(Refusal, match=r"64 tokens; with one more .* of 64") as caught:
         LIMITS.admit(submit(tokens=[1] * 64))
+    assert caught.value.code is RefusalCode.PROMPT_TOO_LONG
+
+
+def test_a_text_that_becomes_a_vector_may_fill_the_context() -> None:
+    roomy = dataclasses.replace(LIMITS, num_pages=16)
+    whole = submit(tokens=[1] * 64, max_tokens=1, pooling=Pooling.LAST)
+    assert roomy.admit(whole) == 1
+    with pytest.raises(Refusal, match=r"65 tokens; it exceeds the context of 64") as caught:
+        roomy.admit(submit(tokens=[1] * 65, max_tokens=1, pooling=Pooling.LAST))
     assert caught.value.code is RefusalCode.PROMPT_TOO_LONG
 
 

@@ -46,7 +46,9 @@ def dense(written):
 
 
 @pytest.mark.parametrize("pooling", BOTH)
-@pytest.mark.parametrize("lengths", [[1], [16, 16, 5], [17, 1]], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[1], [16, 16, 5], [17, 1], [300, 212]], ids=str
+)  # the last fills the context
 def test_the_vector_is_that_of_transformers_hidden_states(written, dense, pooling, lengths):
     rig, prompt = Rig(written.path), tokens(sum(lengths))
     pages, start, parts = rig.pages(len(prompt)), 0, []
@@ -110,7 +112,7 @@ def expected(prompt: list[int], pooling: Pooling) -> list[float]:
 
 
 @pytest.mark.parametrize("pooling", BOTH)
-@pytest.mark.parametrize("length", [1, 4, 5, 16, 17, 50])
+@pytest.mark.parametrize("length", [1, 4, 5, 16, 17, 50, 64])
 def test_it_ends_after_its_prompt_whatever_chunks_that_takes(pooling, length):
     engine, prompt = Harness(), list(range(3, 3 + length))
     engine.submit(tokens=prompt, max_tokens=1, pooling=pooling)

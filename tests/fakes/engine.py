@@ -256,7 +256,7 @@ class FakeEngine:
         if refused := self._refusal(submit):
             connection.write(refused)
             return
-        room = min(submit.max_tokens, self.welcome.max_model_len - len(submit.tokens))
+        room = min(submit.max_tokens, max(1, self.welcome.max_model_len - len(submit.tokens)))
         granted = room * submit.n if submit.granted is None else submit.granted
         running = self._running[number, submit.request] = _Running(submit, granted)
         for index in range(submit.n):
@@ -275,7 +275,8 @@ class FakeEngine:
             return Refused(submit.request, refuse, f"told to refuse with {refuse}", 50)
         if self._draining:
             return Refused(submit.request, RefusalCode.DRAINING, "this engine is leaving")
-        if len(submit.tokens) + 1 > (limit := self.welcome.max_model_len):
+        more = submit.pooling is None
+        if len(submit.tokens) + more > (limit := self.welcome.max_model_len):
             detail = f"{len(submit.tokens)} prompt tokens and one more exceed {limit}"
             return Refused(submit.request, RefusalCode.PROMPT_TOO_LONG, detail)
         return None

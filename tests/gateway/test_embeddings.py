@@ -123,6 +123,11 @@ async def test_truncation_keeps_the_end_of_a_long_input(server):
     with pytest.raises(BadRequestError) as refused:
         await client.embeddings.create(model=BASE, input=tokens)
     assert refused.value.code == "context_length_exceeded"
+    assert "600 tokens. Please" in refused.value.message  # and nothing of an answer
+    whole = await client.embeddings.create(model=BASE, input=tokens[:512])
+    assert whole.usage.prompt_tokens == 512
+    with pytest.raises(BadRequestError):
+        await client.embeddings.create(model=BASE, input=tokens[:513])
 
 
 async def test_others_models_are_unknown_and_unknown_fields_are_named(server):
