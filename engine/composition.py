@@ -278,6 +278,8 @@ def _part(config: EngineConfig, loaded: _Loaded, member: Member, start: _Start) 
             )  # fmt: skip
     memory = memory_of(pages)
     table = AdapterTable(spec, place.device, _codes(config))
+    if table.codes is not None:
+        log.info("adapters in %s: rounded when they are loaded", table.codes)
     runner = ModelRunner(
         model, memory, table, builder, max_seqs=config.max_num_seqs,
         max_tokens=config.max_num_batched_tokens, max_drafts=config.drafts, images=images,
