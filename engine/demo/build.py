@@ -66,9 +66,12 @@ def build(out: Path, cache: Path, progress: Progress) -> BuildReport:
 
 
 def convert(source: Path, out: Path, progress: Progress) -> BuildReport:
-    """The same from a GGUF file at hand. Waits for another build of the same ``out``."""
+    """The same from a GGUF file at hand. What another build made of ``out`` meanwhile is taken."""
     out.parent.mkdir(parents=True, exist_ok=True)
+    before = _written(out)
     with _alone(out):
+        if is_built(out) and _written(out) != before:
+            return BuildReport(**json.loads((out / REPORT_NAME).read_text()))
         scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
         scratch.chmod(0o755)
         try:
@@ -86,6 +89,15 @@ def is_built(out: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(report, dict) and report.get("source_sha256") == GGUF_SHA256
+
+
+def _written(out: Path) -> tuple[int, int] | None:
+    """Tells one build from another; None where there is none."""
+    try:
+        found = (out / REPORT_NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def dequantised_weights(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -1,6 +1,9 @@
+import fcntl
 import io
 import json
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
@@ -120,6 +123,30 @@ def test_building_over_an_older_directory_replaces_it_with_the_same_bytes(source
     assert not (out / "stale").exists()
     first, again = (directory / "model.safetensors" for directory in (built[0], out))
     assert first.read_bytes() == again.read_bytes()
+
+
+def test_who_waits_for_another_build_takes_what_that_one_made(source, tmp_path, monkeypatch):
+    out, second_asks = tmp_path / "out", threading.Event()
+    asked, others, take = [], [], fcntl.flock
+
+    def flock(*arguments):
+        asked.append(arguments)
+        if len(asked) == 2:
+            second_asks.set()
+        take(*arguments)
+
+    def begin_another(stage, done):
+        if not others:
+            others.append(pool.submit(demo.convert, source, out, refuse))
+            assert second_asks.wait(30)
+
+    def refuse(stage, done):
+        raise AssertionError(f"built again: {stage}")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with ThreadPoolExecutor(1) as pool:
+        report = demo.convert(source, out, begin_another)
+        assert others[0].result(timeout=60) == report
 
 
 def test_evaluation_shares_no_passage_with_calibration(built):
