@@ -7,7 +7,7 @@ ARGS ?=
 # One worker for each core; what shares a fixture stays with one of them.
 WORKERS ?= auto
 # A worker that was lost is not replaced, for xdist then waits for ever.
-SPREAD := -n $(WORKERS) --maxprocesses 8 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --maxprocesses 8 --max-worker-restart 0 --no-loadscope-reorder
 UNIT := -m "not gpu and not slow and not e2e"
 # A machine whose python already has torch needs no set-up: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python

@@ -16,7 +16,12 @@ from collections.abc import Generator, Iterator
 import pytest
 
 # Take longest; begun first, they do not leave one worker alone at the end.
-FIRST = ("tests/faults/", "tests/isolation/", "tests/kernels/test_sm90_compile.py")
+FIRST = (
+    "tests/faults/",
+    "tests/isolation/",
+    "tests/kernels/test_sm90_compile.py",
+    "tests/dashboard/",
+)
 LEFT_S = 100  # after its limit, for a test to end
 # Folders whose files share a server, and so a worker.
 ONE_SERVER = ("tests/dashboard",)
@@ -98,8 +103,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=_turn)
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+@pytest.hookimpl(optionalhook=True)  # a machine for kernels alone may lack xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Its own ``loadgroup`` marks names of tests, which pytest 9.2 no longer lets it change."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServer(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return ByServer(config, log)
 
 
 def _on_postgres(item: pytest.Item) -> bool:
@@ -113,8 +128,8 @@ def _turn(item: pytest.Item) -> int:
     return next(matches, len(FIRST))
 
 
-def _group(item: pytest.Item) -> str:
-    file = item.nodeid.partition("::")[0]
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
     shared = (folder for folder in ONE_SERVER if file.startswith(f"{folder}/"))
     return next(shared, file)
 
