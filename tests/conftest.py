@@ -31,6 +31,8 @@ def pytest_configure() -> None:
     # On tensors as small as those of tests, torch's threads do little but wait for one another,
     # spinning: where cores are shared, seven times the work.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # For servers, which take all cores: threads that wait sleep.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if importlib.util.find_spec("hypothesis"):  # a machine for kernels alone may lack it
         _be_patient()
 
