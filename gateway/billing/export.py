@@ -86,16 +86,19 @@ class Export:
         ending, kind = FORMATS[wanted.format]
         path = wanted.folder / f"{_stem(wanted)}.{ending}"
         wanted.folder.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft, about = (
+            path.with_name(f".{path.name}.{each}{os.getpid()}") for each in ("", "manifest.")
+        )
         try:
             with kind(draft) as file:
                 sums, closed = await self._fill(file, wanted, watch)
             manifest = self._manifest(wanted, path, draft, sums, closed)
+            about.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
             draft.replace(path)
+            about.replace(path.with_name(f"{path.name}.manifest.json"))
         finally:
             draft.unlink(missing_ok=True)
-        text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-        path.with_name(f"{_stem(wanted)}.{ending}.manifest.json").write_bytes(text)
+            about.unlink(missing_ok=True)
         return manifest
 
     async def _fill(self, file: FocusFile, wanted: Wanted, watch: Watch) -> tuple[Sums, bool]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -149,6 +150,24 @@ async def test_what_failed_before_a_token_is_neither_charged_nor_counted(books, 
     await books.serve("req_1", outcome=Outcome.FAILED, completion_tokens=0)
     manifest, _ = await export()
     assert (manifest.rows, manifest.ledger_events) == (0, 1)
+
+
+async def test_a_disk_that_refuses_the_manifest_leaves_the_file_before_with_its_own(
+    books, export, tmp_path, monkeypatch
+):
+    await books.price("1")
+    await books.serve("req_1")
+    await export()
+    before = {file.name: file.read_bytes() for file in (tmp_path / "bills").iterdir()}
+    await books.serve("req_2")
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        await export()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "bills").iterdir()} == before
 
 
 async def test_books_that_differ_leave_no_file(books, export, tmp_path):
