@@ -81,7 +81,7 @@ def rows(model: Path, directories: Sequence[Path], text: Sequence[list[int]]) ->
                 yield Row(
                     bench=NAME, model=model.name, format="adapter", rank=packed.rank, batch=0,
                     adapters=0, context=quality.tokens,
-                    metric=f"{directory.name} in {kind}: {metric}", value=value, unit=unit,
+                    op=f"{directory.name} in {kind}", metric=metric, value=value, unit=unit,
                     lora=kind,
                 )  # fmt: skip
 
@@ -110,7 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = list(rows(options.model, directories, text))
     print(table(found))
     if options.store:
-        print(f"written to {write(found, NAME, ('torch',))}")
+        path = write(found, NAME, ("torch",))
+        shown = path.read_text().replace(str(options.model), "DIR")  # where it lay is no matter
+        path.write_text(shown)
+        print(f"written to {path}")
     return 0
 
 

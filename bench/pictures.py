@@ -10,6 +10,7 @@ from bench.plot import Series, plot
 Row = dict[str, Any]
 OURS, PEER, FLOOR = "loratorio", "best other engine", "floor"
 SHOWN = (0, 64)  # numbers of adapters of the decode plot
+IN_COLUMNS = ("routing", "narrow_adapters")  # files whose table has a column for each choice
 # What tells one row of a file from another, as it is said beside a bar
 TELLING = {
     "bench": "{}", "op": "{}", "metric": "{}", "format": "{}", "batch": "batch {}",
@@ -22,7 +23,7 @@ def pictures(stem: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     bench = rows[0]["bench"] if rows else ""
     if bench == "decode":
         yield f"{stem}.svg", _decode(rows)
-    elif bench == "routing":
+    elif bench in IN_COLUMNS:
         return  # the table says it: each metric has a unit of its own
     elif bench == "linear":
         for op in dict.fromkeys(row["op"] for row in rows):

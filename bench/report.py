@@ -94,7 +94,7 @@ def _section(path: Path, rows: Sequence[Row]) -> str:
         f"**{first['device']}, {path.stem}** "
         f"(commit `{first['commit']}`, {first['date']}): `{first['command']}`"
     )
-    if first["bench"] == "routing":
+    if first["bench"] in pictures.IN_COLUMNS:
         table = _policies(rows)
     elif first["bench"] == "dashboard":
         table = _pages(rows)
@@ -108,11 +108,12 @@ def _plain(rows: Sequence[Row]) -> list[str]:
 
 
 def _policies(rows: Sequence[Row]) -> list[str]:
-    """One line a metric, one column a way to choose."""
+    """One line a metric, one column a way to choose, or whatever the rows compare."""
     names = list(dict.fromkeys(row["op"] for row in rows))
     found = {(row["metric"], row["op"]): _number(row["value"]) for row in rows}
     units = {row["metric"]: row["unit"] for row in rows}
-    what = f"{rows[0]['model']}, {rows[0]['adapters']:,} adapters"
+    what = rows[0]["model"]
+    what += f", {rows[0]['adapters']:,} adapters" if rows[0]["adapters"] else ""
     lines = [f"| {what} | {' | '.join(names)} | unit |", "|---|" + "---:|" * len(names) + "---|"]
     for metric, unit in units.items():
         cells = [found.get((metric, name), "") for name in names]

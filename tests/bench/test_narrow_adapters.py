@@ -21,7 +21,7 @@ def test_each_kind_is_held_to_the_adapter_as_it_was_trained(tmp_path):
         }
         directories.append(write_adapter(tmp_path / name, config(), tensors))
     text = [list(range(3, 30)), list(range(60, 20, -1))]
-    told = {row.metric: row for row in rows(model, directories, text)}
+    told = {f"{row.op}: {row.metric}": row for row in rows(model, directories, text)}
     assert len(told) == 2 * 2 * 5
     assert {row.context for row in told.values()} == {26 + 39}
     for name in ("one", "two"):
