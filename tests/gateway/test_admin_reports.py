@@ -158,7 +158,8 @@ async def test_a_page_begins_where_the_last_one_ended_though_time_goes_on(client
     assert first.has_more
     second = await call(start_time=START, limit=31, page=first.next_page)
     assert second.data[0].start_time == first.data[0].end_time
-    assert second.data[-1].end_time > datetime.now(UTC).timestamp() - 86400 * 31
+    until = min(START + 32 * 86400, datetime.now(UTC).timestamp() - 86400)
+    assert second.data[-1].end_time >= until
 
 
 async def test_another_organisation_sees_its_own_alone(clients, ledger):

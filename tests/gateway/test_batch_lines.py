@@ -25,7 +25,7 @@ def joined(*lines: object) -> bytes:
 BROKEN = {
     "no JSON": (b'{"custom_id": ', "invalid_json_line", None),
     "not UTF-8": (b'{"custom_id": "\xff"}', "invalid_json_line", None),
-    "a number too large": (b'{"custom_id": 123456789012345678901}', "invalid_value", None),
+    "a number too large": (b'{"custom_id": 123456789012345678901}', "invalid_value", "custom_id"),
     "not an object": (b"[]", "invalid_type", None),
     "no custom_id": ({**line(2), "custom_id": None}, "missing_required_parameter", "custom_id"),
     "an empty custom_id": ({**line(2), "custom_id": ""}, "missing_required_parameter", "custom_id"),
