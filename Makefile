@@ -46,7 +46,7 @@ demo-speculators: .venv/dev-ready ## train what drafts for the demo base, into .
 test: .venv/dev-ready ## run every test that needs no GPU
 	@status=0; \
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not e2e" $(ARGS) || status=$$?; \
-	$(BIN)/python -m pytest tests/e2e $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(SPREAD) tests/e2e $(ARGS) || status=$$?; \
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) tests/kernels -m "not gpu" || status=$$?; \
 	exit $$status
 

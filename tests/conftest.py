@@ -21,6 +21,7 @@ FIRST = (
     "tests/isolation/",
     "tests/kernels/test_sm90_compile.py",
     "tests/dashboard/",
+    "tests/e2e/test_mixing.py",
 )
 LEFT_S = 100  # after its limit, for a test to end
 # Folders whose files share a server, and so a worker.

@@ -12,6 +12,7 @@ from tests.services import postgres, redis_url
 
 __all__ = ["postgres", "redis_url"]
 
+LIMIT_S = 600  # of a test, with a server's first start, which makes the demo model
 BUILDER = ("engine/demo", "engine/quant")  # what decides the bytes of the demo model
 
 
@@ -19,6 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,6 @@ class Server:
     data_dir: Path
     flags: tuple[str, ...] = ("--demo", *PLAIN)
     ready: dict[str, Any] = field(default_factory=dict)
-    started_in: float = 0.0  # seconds
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,7 +86,6 @@ class Server:
             *("--metrics-port", str(metrics_port), "--data-dir", str(self.data_dir)),
             *("--ready-file", str(ready_file)),
         )
-        started = time.monotonic()
         with (self.data_dir / "serve.log").open("wb") as log:
             self.process = subprocess.Popen(
                 arguments, cwd=ROOT, stdout=log, stderr=log, env=environment()
@@ -96,7 +94,6 @@ class Server:
             self.__exit__()
             raise TimeoutError(f"not ready within {START_SECONDS:g} s:\n{self.log}")
         assert ready_file.exists(), self.log
-        self.started_in = time.monotonic() - started
         self.ready = json.loads(ready_file.read_text("utf-8"))
         return self
 

@@ -56,7 +56,7 @@ def test_a_client_that_vanishes_holds_no_page_and_is_billed(server: Server):
         for _ in zip(range(6), stream, strict=False):
             pass
         assert server.metric("loratorio_engine_pages", held_by="kv") > 0
-    assert eventually(lambda: nothing_is_held(server), 10.0)
+    assert eventually(lambda: nothing_is_held(server), 30.0)
     assert eventually(lambda: used(server, model)["requests"] > before["requests"], 20.0)
     after = used(server, model)
     assert after["requests"] == before["requests"] + 1

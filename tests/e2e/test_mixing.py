@@ -89,11 +89,11 @@ def test_deterministic_answers_are_equal_bit_for_bit_whoever_shares_the_batch(
 
     def ask(i: int) -> ChatCompletion:
         drawn = {"temperature": 0.0} if i % 2 else {"temperature": 0.9, "seed": i}
-        return asker.ask(i, PROMPTS[i], max_tokens=64, logprobs=True, **drawn)
+        return asker.ask(i, PROMPTS[i], max_tokens=32, logprobs=True, **drawn)
 
     with ThreadPoolExecutor(TOGETHER) as pool:
-        together = list(pool.map(ask, range(50)))
-    assert deterministic.metric("loratorio_engine_mixed_passes_total") > 50
+        together = list(pool.map(ask, range(24)))
+    assert deterministic.metric("loratorio_engine_mixed_passes_total") > 24
     for i, answer in enumerate(together):
         assert tokens(answer) == tokens(ask(i)), f"prompt {i}"
 
