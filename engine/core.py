@@ -227,7 +227,7 @@ class Core(Generic[P]):
         self._expire(self._clock())
         self._fail_loads()
         self._masking.refuse_invalid()
-        caught_up = self.scheduler.speculates and self._catch_up()
+        caught_up = (self.scheduler.speculates or self._verifies) and self._catch_up()
         plan = self.scheduler.plan()
         self._refuse_misfits(plan)
         if self.handoffs:
@@ -241,6 +241,11 @@ class Core(Generic[P]):
             self._flush()
         self._report(self._clock())
         return computed or caught_up
+
+    @property
+    def _verifies(self) -> bool:
+        """How many tokens the pass under way brings is not known, whatever the next is to do."""
+        return self._under_way is not None and self._under_way.plan.drafts > 0
 
     @property
     def _drained(self) -> bool:

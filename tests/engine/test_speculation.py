@@ -6,6 +6,7 @@ from engine.config import EngineConfig
 from engine.fairness import INPUT_COST, OUTPUT_COST
 from engine.pages import Kind
 from engine.protocol import Finish, Sampling, TokenLogprobs, Usage
+from engine.speculation.payoff import Payoff
 from engine.speculation.settings import Method, SpeculationSettings
 from engine.step import Chunk, Drawn, verified
 from tests.engine.harness import Harness, config
@@ -126,6 +127,22 @@ def test_no_draft_is_drawn_beyond_the_limit_or_the_grant() -> None:
     engine.run()
     for index in (0, 1):
         assert len(engine.tokens("grant", index)) == 20
+
+
+def test_no_pass_runs_ahead_of_one_that_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that decodes alone, where drafts do not pay, was taken in when the next pass had been
+    launched, with drafts of another."""
+    engine = harness(FakeProposer(), ahead=True)
+    monkeypatch.setattr(Payoff, "pays", lambda self, sequences: sequences > 1)
+    engine.submit("waits", max_tokens=12, granted=2)
+    engine.step(4)
+    engine.submit("goes on", [8, 9], max_tokens=20)
+    engine.step(4)
+    engine.grant(12, "waits")
+    engine.run()
+    assert any(chunk.drafts for plan in engine.parts.runner.plans for chunk in plan.chunks)
+    assert engine.tokens("waits") == alone([5, 6, 7], 12, seed=7)[0]
+    assert engine.tokens("goes on") == alone([8, 9], 20, seed=7)[0]
 
 
 def test_what_was_not_kept_of_a_grant_can_be_spent_again() -> None:
