@@ -9,7 +9,7 @@ from engine.protocol import AdapterRef
 from gateway.catalog.service import CatalogService
 from gateway.usage.service import PriceList
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
-from tests.dashboard.world import BASE, OPERATOR
+from tests.dashboard.world import BASE, OPERATOR, exact_usd
 
 pytestmark = ON_THE_SESSIONS_LOOP
 
@@ -44,7 +44,7 @@ async def test_each_month_is_what_the_ledger_has_of_it(served, browser):
     async with browser.page("billing", "/billing") as page:
         for name, nano in sums.items():
             exact = await page.get_attribute(f'[data-month="{name}"] [data-exact]', "data-exact")
-            assert exact == f"${nano / 10**9:,.9f}".rstrip("0")
+            assert exact == exact_usd(nano)
 
 
 async def test_prices_are_those_in_force_and_to_come_and_no_one_elses(browser, priced):

@@ -8,6 +8,7 @@ from gateway.audit.repository import AuditRepository
 from gateway.dashboard.budget_actions import nano_in
 from gateway.errors import InvalidRequest
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
+from tests.dashboard.world import exact_usd
 
 pytestmark = ON_THE_SESSIONS_LOOP
 
@@ -31,7 +32,7 @@ async def test_what_was_spent_this_month_is_the_ledgers(served, browser):
     nano = sum(e.cost_nano or 0 for e in month)
     async with browser.page("billing", "/budgets") as page:
         exact = await page.get_attribute("[data-name=spent]", "data-exact")
-        assert exact == f"${nano / 10**9:,.9f}".rstrip("0")
+        assert exact == exact_usd(nano)
 
 
 async def test_a_budget_and_an_alert_are_set_hold_at_once_and_are_removed(served, browser):

@@ -1,13 +1,13 @@
 """Keys: made, shown once, rotated and revoked by who may; changes hold at once and are audited."""
 
-from datetime import datetime
-from zoneinfo import ZoneInfo
+from datetime import UTC, datetime
 
 import pytest
 
 from gateway.audit.repository import AuditRepository
 from gateway.errors import GatewayError
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
+from tests.dashboard.world import exact_usd
 
 pytestmark = ON_THE_SESSIONS_LOOP
 SENT = {"sec-fetch-site": "same-origin"}
@@ -28,10 +28,9 @@ async def test_what_a_key_used_this_month_is_the_ledgers(served, browser):
         line = " ".join((await page.inner_text(f'[data-key="{now}"]')).split())
         assert "web-key" in line
         spent = await page.get_attribute(f'[data-key="{now}"] td[title]', "title")
-    berlin = datetime.now(ZoneInfo("Europe/Berlin"))
-    first = berlin.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    first = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     mine = [e for e in served.world.events if e.key_id == now and e.started_at >= first]
-    assert spent == f"${sum(e.cost_nano or 0 for e in mine) / 10**9:,.9f}".rstrip("0")
+    assert spent == exact_usd(sum(e.cost_nano or 0 for e in mine))
 
 
 async def test_a_key_is_made_shown_once_rotated_and_revoked(served, browser):

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.dashboard.browser import ON_THE_SESSIONS_LOOP, audit
-from tests.dashboard.world import OPERATOR
+from tests.dashboard.world import OPERATOR, exact_usd
 
 pytestmark = ON_THE_SESSIONS_LOOP
 
@@ -27,7 +27,7 @@ async def test_its_totals_are_the_sums_of_the_ledger(served, browser):
         failed = sum(e.outcome == "failed" for e in events)
         assert await exact(page, "errors") == f"{failed:,}"
         nano = sum(e.cost_nano or 0 for e in events)
-        assert await exact(page, "spend") == f"${nano / 10**9:,.9f}".rstrip("0")
+        assert await exact(page, "spend") == exact_usd(nano)
 
 
 async def test_an_operator_sees_all_organisations_and_can_choose_one(served, browser):

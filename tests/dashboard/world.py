@@ -65,6 +65,11 @@ class World:
         return [e for e in self.events if e.organisation_id == self.organisations[organisation]]
 
 
+def exact_usd(nano: int) -> str:
+    """As pages say it where every digit counts."""
+    return f"${nano / 10**9:,.9f}".rstrip("0").rstrip(".")
+
+
 async def made(database: Database) -> World:
     world, now = World(database), datetime.now(UTC)
     hashed = await Passwords().hash(PASSWORD)
