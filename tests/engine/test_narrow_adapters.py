@@ -19,7 +19,7 @@ from engine.bench.setting import Setting
 from engine.bench.shapes import TINY
 from engine.checkpoint import Checkpoint
 from engine.composition import build_runner
-from engine.config import AdapterDtype, EngineConfig
+from engine.config import AdapterDtype, Dtype, EngineConfig
 from engine.models.spec import ModelSpec
 from engine.plan import main
 from engine.protocol import AdapterRef, AskReference
@@ -164,7 +164,8 @@ def stored(tmp_path):
     }
     store = AdapterStore(tmp_path / "store")
     digest = store.put(write_adapter(tmp_path / "adapter", config(), tensors))
-    options = {"model": str(model), "device": "cpu", "data_dir": str(tmp_path / "data"),
+    options = {"model": str(model), "device": "cpu", "dtype": Dtype.FLOAT32,
+               "data_dir": str(tmp_path / "data"),
                "adapter_store": str(tmp_path / "store"), "max_model_len": 64}  # fmt: skip
     return digest, options
 
