@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from gateway.admin.desk import AdminDesk, body_of, integer_of, text_of
+from gateway.admin.money import require_one_amount
 from gateway.admin.paths import ROOT
 from gateway.admin.shapes import NANO_PER_CENT, Json, page, seconds
 from gateway.errors import InvalidRequest, MissingParameter
@@ -62,11 +63,7 @@ def _amount(body: Json) -> int:
         raise MissingParameter("amount must be given, in cents; or amount_nano_usd", param=name)
     if body.get("currency", "USD") != "USD":
         raise InvalidRequest("currency must be 'USD'", param="currency")
-    if nano is not None and cents not in (None, nano // NANO_PER_CENT):
-        raise InvalidRequest(
-            f"amount is {cents} cents and amount_nano_usd {nano} nano-dollars; give one of them",
-            param=name,
-        )
+    require_one_amount("amount", cents, name, nano)
     if not 1 <= given <= MOST_NANO // unit:
         raise InvalidRequest(
             f"{name} is {given}; it must be between 1 and {MOST_NANO // unit}", param=name

@@ -8,6 +8,18 @@ from gateway.limits.models import MOST_NANO
 THRESHOLD = ("currency", "interval", "threshold_amount", "threshold_nano_usd")
 
 
+def require_one_amount(of_cents: str, cents: int | None, name: str, nano: int | None) -> None:
+    """Both may be said where they say the same. ``name``: of the field that is followed.
+
+    Raises InvalidRequest.
+    """
+    if nano is not None and cents not in (None, nano // NANO_PER_CENT):
+        raise InvalidRequest(
+            f"{of_cents} is {cents} cents and {name} {nano} nano-dollars; give one of them",
+            param=name,
+        )
+
+
 def threshold_of(body: Json, *, least: int = 0) -> int:
     """Nano-dollars. Raises InvalidRequest."""
     for name, only in (("currency", "USD"), ("interval", "month")):
@@ -18,12 +30,7 @@ def threshold_of(body: Json, *, least: int = 0) -> int:
     if nano is None and cents is None:
         raise MissingParameter("threshold_amount must be given", param=name)
     found = nano if nano is not None else (cents or 0) * NANO_PER_CENT
-    if cents is not None and cents != found // NANO_PER_CENT:
-        raise InvalidRequest(
-            f"threshold_amount is {cents} cents and threshold_nano_usd {found} nano-dollars;"
-            " give one of them",
-            param=name,
-        )
+    require_one_amount("threshold_amount", cents, name, nano)
     if not least <= found <= MOST_NANO:
         unit = 1 if nano is not None else NANO_PER_CENT
         raise InvalidRequest(
