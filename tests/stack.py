@@ -43,7 +43,7 @@ class Program:
         with log.open("ab") as stream:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, *self.arguments, cwd=ROOT, stdout=stream, stderr=stream,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | {"PYTHONPATH": _python_path()},
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )  # fmt: skip
 
@@ -57,6 +57,11 @@ class Program:
             self.send(signal.SIGCONT)
             self.send(number)
             await asyncio.wait_for(self.process.wait(), LONGEST_S)
+
+
+def _python_path() -> str:
+    """What is found beside the tests is found by what they start."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def settings_in(
@@ -80,7 +85,7 @@ def settings_in(
 
 
 def gateway_of(settings: Settings, folder: Path) -> Program:
-    file = folder / "gateway.json"
+    file = folder / f"gateway-{settings.worker}.json"
     file.write_bytes(settings.to_json())
     return Program("gateway", ("-m", "gateway", "serve", "--settings", str(file)))
 

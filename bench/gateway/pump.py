@@ -5,7 +5,7 @@ No future, no task and no timer for a request: what the load costs is a tenth of
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,10 +24,10 @@ class Ask:
 
 
 class Pump:
-    """Sends all of ``asks`` over so many connections. Belongs to one event loop."""
+    """Sends all of ``asks`` over connections to each of ``ports`` in turn. Belongs to one loop."""
 
-    def __init__(self, port: int, asks: Iterator[Ask]) -> None:
-        self._port, self._asks = port, asks
+    def __init__(self, ports: Sequence[int], asks: Iterator[Ask]) -> None:
+        self._ports, self._asks = ports, asks
         self.statuses: Counter[int] = Counter()
         self.billed = 0
 
@@ -36,8 +36,8 @@ class Pump:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._busy = connections
-        for _ in range(connections):
-            await self._connect()
+        for number in range(connections):
+            await self._connect(self._ports[number % len(self._ports)])
         answered = -1
         while not self._over.done():
             await asyncio.wait((self._over,), timeout=STALLED_S if answered else LOOK_S)
@@ -66,25 +66,25 @@ class Pump:
         if not self._over.done():
             self._over.set_exception(failure)
 
-    def again(self) -> None:
+    def again(self, port: int) -> None:
         """A connection that was closed on purpose is made anew."""
-        task = asyncio.ensure_future(self._connect())
+        task = asyncio.ensure_future(self._connect(port))
         task.add_done_callback(self._connected)
 
     def _connected(self, task: "asyncio.Task[None]") -> None:
         if (error := task.exception()) is not None:
             self.fail(error if isinstance(error, Exception) else LoadFailed(str(error)))
 
-    async def _connect(self) -> None:
+    async def _connect(self, port: int) -> None:
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: _Hose(self), "127.0.0.1", self._port)
+        await loop.create_connection(lambda: _Hose(self, port), "127.0.0.1", port)
 
 
 class _Hose(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self, pump: Pump) -> None:
-        self._pump = pump
+    def __init__(self, pump: Pump, port: int) -> None:
+        self._pump, self._port = pump, port
         self._ask: Ask | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -129,10 +129,10 @@ class _Hose(asyncio.Protocol):
         self._pump.answered(ask, int(got[9:12]), got)
         if closes:
             self._transport.abort()
-            self._pump.again()
+            self._pump.again(self._port)
         elif b"\r\nconnection: close" in got[: got.find(b"\r\n\r\n") + 2].lower():
             self._transport.close()
-            self._pump.again()
+            self._pump.again(self._port)
         else:
             self._go_on()
 

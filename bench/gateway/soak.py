@@ -1,12 +1,13 @@
 """Whether the gateway's memory stays flat: very many requests, and what it holds on the way.
 
-    python -m bench.gateway.soak [--requests 300000] [--minutes N] [--database-url URL]
+    python -m bench.gateway.soak [--requests 300000] [--minutes N] [--gateways N]
 
 The gateway of ``python -m bench.gateway`` with every check on, and traffic of all kinds
-(``traffic.py``) from many tenants. After each fiftieth part, or 10,000, their owners change keys
-and adapters, a batch is answered, and memory is looked at once the ledger has every request. What
-counts is what the process alone holds, swapped out or not: pages of files, which others may share,
-are left out. The database grows by 0.9 KiB a request; the usage log is deleted as it is settled.
+(``traffic.py``) from many tenants. With each fiftieth part, or 10,000 for a gateway, their owners
+change keys and adapters, a batch is answered, and memory is looked at once the ledger has every
+request. What counts is what a process alone holds, swapped out or not: pages of files, which others
+may share, are left out. The database grows by 0.9 KiB a request; the usage log is deleted as it is
+settled. Several gateways share database, Redis, engine and requests, and count as one of their sum.
 
 In the first half pools, caches and the allocator's arenas fill. Over the second the growth is the
 slope of a straight line, give or take twice its standard error. Exits with 1 where all of that is
@@ -29,6 +30,7 @@ import uvloop
 
 from bench import cpu_rows
 from bench.gateway.__main__ import MIB, PACKAGES, Bench
+from bench.gateway.cores import Cores
 from bench.gateway.load import LoadFailed
 from bench.gateway.pump import Pump
 from bench.gateway.stack import NotSettled, Stack, cpu_s, stack
@@ -88,7 +90,8 @@ class Soak:
 
     def __init__(self, served: Stack) -> None:
         self._served = served
-        self.samples: list[Sample] = []
+        self.samples: list[Sample] = []  # of all gateways
+        self.each: list[list[Sample]] = [[] for _ in served.gateways]
         self.statuses: Counter[int] = Counter()
         self.billed = 0
 
@@ -98,7 +101,8 @@ class Soak:
 
     async def run(self, requests: int, *, until: float) -> None:
         """So many, or until a monotonic time has come, though no fewer than FEWEST samples."""
-        each = max(1, min(requests // SAMPLES, MOST_EACH))
+        gateways = len(self._served.gateways)
+        each = max(1, min(requests // SAMPLES, MOST_EACH * gateways))
         async with Tenants(self._served) as owners:
             tenants, limited = await owners.make(TENANTS)
             await owners.seen(tenants[-1])
@@ -106,14 +110,15 @@ class Soak:
             for number in range(requests // each):
                 if time.monotonic() > until and number >= FEWEST:
                     return
-                pump = Pump(self._served.port, traffic.asks(each))
-                await pump.run(CONNECTIONS)
+                pump = Pump(self._served.ports, traffic.asks(each))
+                _, _, lines = await asyncio.gather(
+                    pump.run(CONNECTIONS * gateways),
+                    owners.change(),
+                    owners.batch(tenants[number % TENANTS]),
+                )
                 self.statuses += pump.statuses
-                self.billed += pump.billed
-                await owners.change()
-                lines = await owners.batch(tenants[number % TENANTS])
                 self.statuses[200] += lines
-                self.billed += lines
+                self.billed += pump.billed + lines
                 await self._settled(owners, [*tenants, limited])
                 self._look()
 
@@ -128,10 +133,15 @@ class Soak:
             raise NotSettled(f"{found} requests are in the ledger, {self.billed} were answered")
 
     def _look(self) -> None:
-        seen = Sample(self.sent, own_bytes(self._served.gateway) / MIB)
-        self.samples.append(seen)
+        held = [own_bytes(process) / MIB for process in self._served.gateways]
+        for samples, mib in zip(self.each, held, strict=True):
+            samples.append(Sample(self.sent // len(held), mib))
+        self.samples.append(Sample(self.sent, sum(held)))
         print(
-            f"{time.strftime('%H:%M:%S')} {seen.requests} requests: {seen.mib:.2f} MiB", flush=True
+            f"{time.strftime('%H:%M:%S')} {self.sent} requests:",
+            *(f"{mib:.2f}" for mib in held),
+            "MiB",
+            flush=True,
         )
 
 
@@ -140,24 +150,29 @@ async def measured(options: argparse.Namespace, redis_url: str) -> tuple[list[Ro
     if (task := asyncio.current_task()) is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory() as folder:
-        async with stack(Path(folder), options.database_url, redis_url) as served:
+        async with stack(
+            Path(folder), options.database_url, redis_url, Cores.shared(), gateways=options.gateways
+        ) as served:
             bench = Bench(served, options.requests)
             await bench.warm_up()
             soak = Soak(served)
-            began, used = time.monotonic(), cpu_s(served.gateway)
+            began, used = time.monotonic(), sum(map(cpu_s, served.gateways))
             await soak.run(options.requests, until=began + options.minutes * 60)
-            took, used = time.monotonic() - began, cpu_s(served.gateway) - used
+            took, used = time.monotonic() - began, sum(map(cpu_s, served.gateways)) - used
             disk = sum(each.stat().st_size for each in served.settings.data_dir.rglob("*"))
-    grown = slope(soak.samples[len(soak.samples) // 2 :])
+    grown, *alone = (slope(each[len(each) // 2 :]) for each in (soak.samples, *soak.each))
     for metric, value, unit in (
         ("requests", soak.sent, "requests"),
         ("requests that the ledger has", soak.billed, "requests"),
         ("memory growth per 100,000 requests, second half", grown.mib, "MiB"),
         ("twice the standard error of that", 2 * grown.error, "MiB"),
+        ("gateways", options.gateways, "processes"),
+        ("the same, of the gateway that grew most", max(each.mib for each in alone), "MiB"),
         ("memory held at its end", soak.samples[-1].mib, "MiB"),
         ("on the gateway's disk at its end", disk / MIB, "MiB"),
         ("CPU of the gateway per request", used / soak.sent * 1e6, "us"),
         ("time", took, "s"),
+        ("requests a second, samples included", soak.sent / took, "requests/s"),
     ):
         bench.add(f"soak: {metric}", value, unit)
     bench.add("load average of the machine as it ended", os.getloadavg()[0], "processes")
@@ -169,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gateway.soak", description=__doc__)
     parser.add_argument("--requests", type=int, default=300_000)
     parser.add_argument("--minutes", type=float, default=1e9, help="end sooner, after so many")
+    parser.add_argument("--gateways", type=int, default=1, help="that share the requests")
     parser.add_argument("--database-url", help="default: SQLite")
     parser.add_argument("--redis-url", help="default: one of its own")
     options = parser.parse_args(arguments)

@@ -53,11 +53,13 @@ class Tenants:
         return found, await self._tenant("limited", rates=LIMITED)
 
     async def seen(self, who: Tenant) -> None:
-        """Until the gateway knows it."""
-        url = f"http://127.0.0.1:{self._served.port}/v1"
-        async with AsyncOpenAI(api_key=who.key, base_url=url) as client, asyncio.timeout(BATCH_S):
-            while len([model async for model in client.models.list()]) <= ADAPTERS:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        """Until every gateway knows it."""
+        async with asyncio.timeout(BATCH_S):
+            for port in self._served.ports:
+                url = f"http://127.0.0.1:{port}/v1"
+                async with AsyncOpenAI(api_key=who.key, base_url=url) as client:
+                    while len([each async for each in client.models.list()]) <= ADAPTERS:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
 
     async def change(self) -> None:
         """A key is replaced and an adapter gets its next version: the snapshot is made anew."""

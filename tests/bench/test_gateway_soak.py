@@ -49,7 +49,7 @@ async def test_every_request_is_sent_once_and_only_those_served_are_billed(port)
         asked("/200/whole", 200), asked("/200/chunks", 200), asked("/429/whole", 200, 429),
         asked("/200/whole", 200, billed=False), asked("/200/chunks", 200, leaves=True),
     ] * 20  # fmt: skip
-    pump = Pump(port, iter(asks))
+    pump = Pump([port], iter(asks))
     await pump.run(4)
     assert pump.statuses == {200: 80, 429: 20}
     assert pump.billed == 60
@@ -57,7 +57,7 @@ async def test_every_request_is_sent_once_and_only_those_served_are_billed(port)
 
 async def test_an_answer_that_is_not_right_ends_the_soak(port):
     with pytest.raises(LoadFailed, match="401 where"):
-        await Pump(port, iter([asked("/401/whole", 200)] * 3)).run(2)
+        await Pump([port], iter([asked("/401/whole", 200)] * 3)).run(2)
 
 
 def test_no_two_requests_are_alike_but_those_that_are_sent_again():

@@ -52,7 +52,7 @@ def post(body: bytes, key: str = KEY, *, head: str = "", status: int, leaves: bo
 
 
 async def held_after(server: Server, ask: Callable[[int], Ask], numbers: range) -> int:
-    await Pump(server.port, map(ask, numbers)).run(4)
+    await Pump([server.port], map(ask, numbers)).run(4)
     await until(lambda: server.metrics.inflight._value.get() == 0)
     server.recorder.records.clear()  # the fake keeps them
     return reachable(server.routes, server.metrics)
@@ -73,7 +73,7 @@ async def held_after(server: Server, ask: Callable[[int], Ask], numbers: range) 
 )
 async def test_requests_of_each_kind_leave_nothing(server, ask):
     if ask(0).statuses == (429,):
-        await Pump(server.port, iter([chat(0, LIMITED_KEY)])).run(1)
+        await Pump([server.port], iter([chat(0, LIMITED_KEY)])).run(1)
     first = await held_after(server, ask, range(MANY))
     then = await held_after(server, ask, range(MANY, 2 * MANY))
     assert then - first < MANY / 2
