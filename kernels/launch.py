@@ -77,6 +77,15 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may have; on a CPU what every supported device has."""
+    if device.type != "cuda":
+        return 96 << 10
+    of_device = torch.cuda.get_device_properties(device)
+    return int(of_device.shared_memory_per_multiprocessor) - 1024  # the driver's own
+
+
 class Chain(TypedDict):
     """Launch options of a kernel in a chain; see ``chained``."""
 

@@ -29,7 +29,7 @@ from kernels.launch import (
     require,
     use_triton,
 )
-from kernels.tuning import choose, prefill_splits
+from kernels.tuning import prefill_config, prefill_splits
 
 _LOG2_E = 1.4426950408889634
 _SPAN = 512  # keys that a part has at least
@@ -375,7 +375,9 @@ def ragged_prefill(
         G = QH // KVH
         op = "ragged_prefill" if magnitudes is None else "ragged_prefill_narrow"
         op = "ragged_prefill_deterministic" if deterministic else op
-        config = choose(op, longest * G, q.device)
+        block_d = max(MIN_DOT, next_power_of_2(D))
+        wide = block_d * (q.element_size() if magnitudes is None else 2)
+        config = prefill_config(op, longest * G, wide, q.device)
         S = query_len.numel()
         most = min(longest * S, q.shape[0]) * G  # rows for one key head
         splits = 1
@@ -392,7 +394,7 @@ def ragged_prefill(
             "SPAN": max(1, _SPAN // config.columns),
             "BLOCK_M": config.rows,
         }
-        shape |= {"BLOCK_N": config.columns, "BLOCK_D": max(MIN_DOT, next_power_of_2(D))}
+        shape |= {"BLOCK_N": config.columns, "BLOCK_D": block_d}
         part = q.shape[0] * QH
         _prefill_kernel[(cdiv(most, config.rows) + S - 1, KVH * splits)](
             q,
@@ -423,6 +425,9 @@ def ragged_prefill(
             CT=compute_type(q.dtype if magnitudes is None else torch.float16),
             num_warps=config.warps,
             num_stages=config.stages,
+            # A multiplication and an addition made one in tiles without a mask, and not in those
+            # with one, would round a row differently by where its chunk begins.
+            enable_fp_fusion=not deterministic,
             **shape,
         )
         if splits > 1:

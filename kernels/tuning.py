@@ -6,11 +6,11 @@ is a starting point until a measurement on the device replaces it (see NOTES.md)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.launch import cdiv, device_name, multiprocessors
+from kernels.launch import cdiv, device_name, multiprocessors, shared_bytes
 
 UNLIMITED = 1 << 62
 
@@ -99,6 +99,22 @@ def choose(op: str, bucket: int, device: torch.device) -> Config:
     tables = next((t for key, t in _DEVICES.items() if key in name), _ANY)
     table = tables.get(op) or _ANY[op]
     return next(config for limit, config in table if bucket <= limit)
+
+
+def prefill_config(op: str, bucket: int, head_bytes: int, device: torch.device) -> Config:
+    """The entry, with as few keys a tile as shared memory has room for beside the queries.
+
+    Entries are made for heads of 128 numbers in 16 bits; wider heads and float32 need more.
+
+    Args:
+        head_bytes: of one head of a key as it is multiplied, padding included.
+    """
+    config = choose(op, bucket, device)
+    room = shared_bytes(device) // head_bytes - config.rows
+    columns = config.columns
+    while columns > 16 and 2 * config.stages * columns > room:  # keys and values
+        columns //= 2
+    return replace(config, columns=columns)
 
 
 def matmul_splits(tiles: int, blocks: int, device: torch.device) -> int:

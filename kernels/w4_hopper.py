@@ -368,17 +368,24 @@ def choose_tile(rows: int, columns: int, blocks: int, device: torch.device) -> T
     """The tile for M rows, Np columns and so many blocks of K.
 
     One tile shape per bucket of rows was the fastest, or within 2 % of it, on every shape measured
-    (NOTES.md); K is split until three programs per multiprocessor are busy for the fewest rows, two
-    for more, or one where a program fills a multiprocessor's registers.
+    (NOTES.md); K is split so that the programs end soonest.
     """
     bucket, tile = next((b, t) for b, t in _TILES if rows <= b or b == _TILES[-1][0])
     programs = columns // tile.columns * -(-rows // bucket)
-    wanted = multiprocessors(device) * (3 if bucket <= 16 else 2 if bucket <= 64 else 1)
-    splits = max(1, min(round(wanted / programs), blocks // 2, 16))
+    # As many as run at once: a multiprocessor has registers for three, two or one.
+    slots = multiprocessors(device) * (3 if bucket <= 16 else 2 if bucket <= 64 else 1)
+
+    def rounds(splits: int) -> int:
+        """Blocks that a slot multiplies one after the other, each program's start included."""
+        return -(-programs * splits // slots) * (-(-blocks // splits) + _START)
+
+    most = 16 if bucket <= 16 else slots // programs  # taller planes cost more than a round saves
+    splits = min(range(1, max(1, min(blocks // 2, most, 16)) + 1), key=rounds)
     part = -(-blocks // splits)
     return replace(tile, splits=-(-blocks // part))
 
 
+_START = 2  # blocks that could be multiplied while a program starts and stores
 _TILES = (
     (16, Tile(rows=16, groups=1, blocks=2, weight_stages=2, x_stages=4, cap=80)),
     (32, Tile(rows=32, groups=1, blocks=2, weight_stages=3, x_stages=4, cap=128)),

@@ -1,7 +1,8 @@
 """The quantised linears of one layer, each as the engine calls it, over weights read from memory.
 
-``kernels.matmul_w4a16`` or ``matmul_w8a16`` as a whole: choice of tile, product, sum of its parts.
-As many copies of a weight as exceed the L2 are multiplied in turn.
+``kernels.matmul_w4a16`` or ``matmul_w8a16`` as a whole: choice of tile, product, sum of its parts;
+and without the sum, which is how a model calls them: whoever reads the parts adds them up. As many
+copies of a weight as exceed the L2 are multiplied in turn.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,14 @@ from engine.bench.timing import (
     microseconds,
     require_close,
 )
-from kernels.matmul_w4a16 import W4Weight, dequantize_w4, matmul_w4a16, pack_w4
-from kernels.matmul_w8a16 import matmul_w8a16
+from kernels.matmul_w4a16 import (
+    W4Weight,
+    dequantize_w4,
+    matmul_w4a16,
+    matmul_w4a16_parts,
+    pack_w4,
+)
+from kernels.matmul_w8a16 import matmul_w8a16, matmul_w8a16_parts
 from kernels.w8_weight import W8Weight, dequantize_w8
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 1024)
@@ -67,14 +74,15 @@ def _one_linear(
     for batch in rows:
         x = _normal(batch, size[0], seed=batch)
         require_close(f"{name}, {batch} rows", _product(x, weight), x.float() @ dense)
-        time = microseconds(lambda i, x=x: _product(x, weights[i]), len(weights))  # type: ignore[misc]
         floor = None
         if setting.device is not None:
             floor = linear_floor(*size, batch, setting.device, setting.precision) * 1e6
         figure = Figure(
-            bench="linear", op=name, metric="time", value=time, unit="us", batch=batch, floor=floor
+            bench="linear", op=name, metric="", value=0, unit="us", batch=batch, floor=floor
         )
-        found.append(row(setting, figure))
+        for metric, function in (("time", _product), ("time, parts not summed", _parts)):
+            time = microseconds(lambda i, x=x, f=function: f(x, weights[i]), len(weights))  # type: ignore[misc]
+            found.append(row(setting, replace(figure, metric=metric, value=time)))
     return found
 
 
@@ -86,6 +94,12 @@ def _weight(fmt: str, size: tuple[int, int]) -> W4Weight | W8Weight:
 
 def _product(x: torch.Tensor, weight: W4Weight | W8Weight) -> torch.Tensor:
     return matmul_w4a16(x, weight) if isinstance(weight, W4Weight) else matmul_w8a16(x, weight)
+
+
+def _parts(x: torch.Tensor, weight: W4Weight | W8Weight) -> torch.Tensor:
+    if isinstance(weight, W4Weight):
+        return matmul_w4a16_parts(x, weight)
+    return matmul_w8a16_parts(x, weight)
 
 
 def _dense(weight: W4Weight | W8Weight) -> torch.Tensor:

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from kernels import tuning
 from kernels.launch import use_triton
 from kernels.paged_decode import paged_decode
 from kernels.ragged_prefill import ragged_prefill, ragged_prefill_reference
@@ -106,6 +107,17 @@ def test_a_row_does_not_depend_on_how_its_sequence_is_cut(cut, window, narrow, d
     head = prefill(q, contexts, [(0, cut, cut)], **options)
     tail = prefill(q, contexts, [(cut, 131 - cut, 131)], **options)
     assert torch.equal(whole, head + tail)  # each wrote its rows and left zeros elsewhere
+
+
+@pytest.mark.parametrize(("head_bytes", "columns"), [(128, 128), (256, 128), (512, 64), (1024, 16)])
+def test_tiles_of_keys_and_values_fit_shared_memory_beside_queries(
+    head_bytes, columns, monkeypatch
+):
+    monkeypatch.setattr(tuning, "device_name", lambda _device: "nvidia h200")
+    monkeypatch.setattr(tuning, "shared_bytes", lambda _device: 227 << 10)
+    config = tuning.prefill_config("ragged_prefill", 512, head_bytes, torch.device("cpu"))
+    assert (config.rows + 2 * config.stages * config.columns) * head_bytes <= 227 << 10
+    assert config.columns == columns
 
 
 def test_a_chunk_does_not_depend_on_its_neighbours(device):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels import w4_hopper
 from kernels.launch import KernelArgumentError
 from kernels.matmul_w4a16 import dequantize_w4, pack_w4
 from kernels.rms_norm import rms_norm
@@ -137,6 +138,17 @@ def test_the_pair_that_is_not_safe_is_refused():
     unsafe = Tile(rows=128, groups=2, blocks=2, weight_stages=3, x_stages=6, registers=232)
     with pytest.raises(KernelArgumentError, match="not safe"):
         product(x, weight, unsafe)
+
+
+def test_parts_of_k_fill_the_last_round_of_programs(monkeypatch):
+    """224 columns of tiles on 132 multiprocessors: two parts would make a second round of a few."""
+    monkeypatch.setattr(w4_hopper, "multiprocessors", lambda _device: 132)
+    cpu = torch.device("cpu")
+    assert choose_tile(1, 28672, 16, cpu).splits == 3
+    assert choose_tile(64, 28672, 16, cpu).splits == 1
+    assert choose_tile(1, 4096, 56, cpu).splits == 12
+    assert choose_tile(128, 6144, 16, cpu).splits == 2
+    assert choose_tile(1, 128, 1, cpu).splits == 1
 
 
 def test_the_chosen_tile_fits_the_problem():
