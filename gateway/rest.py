@@ -27,7 +27,8 @@ from gateway.errors import (
 )
 from gateway.health import Health
 from gateway.http import ClientGone
-from gateway.inference.description import paths
+from gateway.inference.creation import UNDER
+from gateway.inference.description import ONCE, paths
 from gateway.page.routes import page_router
 
 _IN_PATH = re.compile(r"{(\w+)}")
@@ -64,7 +65,13 @@ def _described(derived: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, 
         found = derived()
         components = found.get("components", {})
         schemes = {"key": {"type": "http", "scheme": "bearer"}}
-        every = {**paths(), **found.get("paths", {})}
+        beyond = found.get("paths", {})
+        for path, operations in beyond.items():
+            if path.startswith(UNDER) and "post" in operations:
+                operations["post"].setdefault("parameters", [])
+                if ONCE not in operations["post"]["parameters"]:  # FastAPI keeps its document
+                    operations["post"]["parameters"].append(ONCE)
+        every = {**paths(), **beyond}
         for path, operations in every.items():
             for operation in operations.values():
                 _name_parameters(path, operation)

@@ -31,7 +31,7 @@ def add_accounts(router: APIRouter, desk: AdminDesk) -> None:
             rows = await visit.rows.accounts(project_id)
             return page([shapes.account(row) for row in rows], after, limit)
 
-    @router.post(ALL, **desk.needs(Right.KEYS))
+    @router.post(ALL, **desk.needs(Right.KEYS, secret=True))
     async def create_account(request: Request, project_id: str) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:
@@ -74,7 +74,7 @@ def add_accounts(router: APIRouter, desk: AdminDesk) -> None:
             kind = "organization.project.service_account.deleted"
             return {"id": account_id, "deleted": True, "object": kind}
 
-    @router.post(ACCOUNT + "/api_keys", **desk.needs(Right.KEYS))
+    @router.post(ACCOUNT + "/api_keys", **desk.needs(Right.KEYS, secret=True))
     async def create_key(request: Request, project_id: str, account_id: str) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:

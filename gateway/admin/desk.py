@@ -74,14 +74,16 @@ class AdminDesk:
         self.peppers = peppers
         self.bases = bases  # served names
 
-    def needs(self, right: Right) -> dict[str, Any]:
+    def needs(self, right: Right, *, secret: bool = False) -> dict[str, Any]:
         """What a route's decorator takes, so that nothing of a request is read before its key.
 
-        The description of the API names the right.
+        The description of the API names the right. ``secret``: nobody may keep the answer.
         """
 
-        async def admit(request: Request) -> None:
+        async def admit(request: Request, response: Response) -> None:
             await self._admit(request, right)
+            if secret:
+                response.headers["cache-control"] = "no-store"
 
         return {"dependencies": [Depends(admit)], "openapi_extra": {"x-right": str(right)}}
 

@@ -66,7 +66,7 @@ def add_keys(router: APIRouter, desk: AdminDesk) -> None:
             await visit.note("api_key.deleted", row.id, project_id)
             return {"id": row.id, "deleted": True, "object": "organization.project.api_key.deleted"}
 
-    @router.post(ONE + "/api_keys/{key_id}/rotate", **desk.needs(Right.KEYS))
+    @router.post(ONE + "/api_keys/{key_id}/rotate", **desk.needs(Right.KEYS, secret=True))
     async def rotate_key(request: Request, project_id: str, key_id: str) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:
@@ -78,6 +78,7 @@ def add_keys(router: APIRouter, desk: AdminDesk) -> None:
 
 def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
     needed = desk.needs(Right.ADMIN_KEYS)
+    shown_once = desk.needs(Right.ADMIN_KEYS, secret=True)
 
     @router.get(ROOT + "/admin_api_keys", **needed)
     async def list_admin_keys(
@@ -89,7 +90,7 @@ def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
             shown = [shapes.admin_key(row, people.get(row.user_id or "")) for row in rows]
             return page(shown, after, limit, order=order)
 
-    @router.post(ROOT + "/admin_api_keys", **needed)
+    @router.post(ROOT + "/admin_api_keys", **shown_once)
     async def create_admin_key(request: Request) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:
@@ -112,7 +113,7 @@ def add_admin_keys(router: APIRouter, desk: AdminDesk) -> None:
             row = await _key(visit, None, key_id)
             return shapes.admin_key(row, await _person(row, visit))
 
-    @router.post(ROOT + "/admin_api_keys/{key_id}/rotate", **needed)
+    @router.post(ROOT + "/admin_api_keys/{key_id}/rotate", **shown_once)
     async def rotate_admin_key(request: Request, key_id: str) -> Json:
         body = await body_of(request)
         async with desk.changing(request) as visit:

@@ -143,7 +143,7 @@ ONCE = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "Sent again with the same body within a day: the same answer, paid once.",
+    "description": "Sent again with the same body within a day: the same answer, done once.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"},
 }
 

@@ -80,9 +80,12 @@ async def give(
 async def replay(answer: Kept, reply: Reply) -> None:
     """Raises IdempotencyAnswerGone."""
     if answer.packed is None:
-        raise IdempotencyAnswerGone(
-            "This request was answered; its answer was too large to be kept.",
-            param="Idempotency-Key",
-        )
+        raise answer_gone("was too large to be kept")
     reply.headers[REPLAYED] = "true"
     await reply.whole(answer.body, {"content-type": answer.kind})
+
+
+def answer_gone(why: str) -> IdempotencyAnswerGone:
+    return IdempotencyAnswerGone(
+        f"This request was answered; its answer {why}.", param="Idempotency-Key"
+    )

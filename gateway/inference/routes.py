@@ -28,6 +28,7 @@ from gateway.http import (
 from gateway.identity.principal import Principal
 from gateway.ids import new_id
 from gateway.inference.body import Object
+from gateway.inference.creation import Creations
 from gateway.inference.embedding_frames import EmbeddingFrames
 from gateway.inference.frames import ChatFrames, CompletionFrames, error_frames
 from gateway.inference.intakes import Reads
@@ -79,7 +80,7 @@ class Routes:
         self._do = services
         self._names = names
         self._health = health
-        self._behind = behind
+        self._behind = Creations(behind, services.answers, services.gate.identify)
         self._pipeline = Pipeline(services)
         self._chat = Endpoint(intake.chat, ChatFrames)
         self._tokenization = tokenization
