@@ -8,11 +8,13 @@ space around calls says nothing and is left out.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from gateway.inference.call_scanner import CallScanner
 
 NewId = Callable[[], str]
+SEPARATING = " \t\r\n,;"  # calls from one another
 
 
 class Written(Protocol):
@@ -109,14 +111,24 @@ class Shown:
         return ready
 
 
+class _Place(Enum):
+    """Where in the text a reader of tags is, when it is in no object."""
+
+    TEXT = auto()
+    CALLS = auto()  # between a pair's tags, after a call: another may follow
+    REST = auto()  # there too, and nothing that follows is a call
+
+
 class TaggedReader:
-    """Hermes and Qwen: each call between two tags, anywhere in the text."""
+    """Hermes and Qwen: calls between two tags, anywhere in the text. One in each pair, but some
+    models write several."""
 
     def __init__(self, begin: str, end: str, new_id: NewId) -> None:
         self._begin, self._end = begin, end
         self._calls, self._shown = Calls(new_id), Shown()
         self._held = ""  # the beginning of a tag, perhaps
         self._scanner: CallScanner | None = None
+        self._place = _Place.TEXT
 
     @property
     def called(self) -> bool:
@@ -125,15 +137,20 @@ class TaggedReader:
     def feed(self, text: str) -> Read:
         text, self._held = self._held + text, ""
         while text:
-            text = self._in_call(text) if self._scanner else self._in_text(text)
+            if self._scanner is not None:
+                text = self._in_call(self._scanner, text)
+            else:
+                text = self._in_text(text) if self._place is _Place.TEXT else self._in_tag(text)
         return Read(self._shown.take(), self._calls.take())
 
     def flush(self) -> Read:
         held, self._held = self._held, ""
-        if self._scanner is None:
+        if self._scanner is not None:
+            if self._scanner.name is None:
+                self._show_no_call(self._scanner)
+                self._shown.add(held)
+        elif self._place is _Place.TEXT:
             self._shown.add(held)
-        elif self._scanner.name is None:
-            self._shown.add(self._begin + self._scanner.raw + held)
         if self._calls:
             self._shown.drop_space()
         self._shown.flush()
@@ -150,26 +167,40 @@ class TaggedReader:
         self._scanner = CallScanner()
         return text[at + len(self._begin) :]
 
-    def _in_call(self, text: str) -> str:
-        scanner = self._scanner
-        assert scanner is not None
+    def _in_call(self, scanner: CallScanner, text: str) -> str:
         rest = scanner.feed(text)
         self._calls.follow(scanner)
         if not (scanner.done or scanner.failed):
             return ""
-        if scanner.name is None:  # no call: text that began like one
-            self._scanner = None
-            self._shown.add(self._begin + scanner.raw)
-            return rest
-        at = rest.find(self._end)
-        if at < 0:
-            keep = overlap(rest, self._end)
-            self._held = rest[len(rest) - keep :]
-            return ""
         self._scanner = None
+        if scanner.name is None:
+            self._show_no_call(scanner)
+            return rest
         self._calls.close()
+        self._place = _Place.CALLS if scanner.done else _Place.REST
+        return rest
+
+    def _show_no_call(self, scanner: CallScanner) -> None:
+        """It is text that began like a call. A tag that had one before is a tag all the same."""
+        begin = self._begin if self._place is _Place.TEXT else ""
+        self._shown.add(begin + scanner.raw)
+
+    def _in_tag(self, text: str) -> str:
+        if self._place is _Place.CALLS:
+            text = text.lstrip(SEPARATING)
+            if text.startswith("{"):
+                self._scanner = CallScanner()
+                return text
+            if not self._end.startswith(text[: len(self._end)]):
+                self._place = _Place.REST
+        at = text.find(self._end)
+        if at < 0:
+            keep = overlap(text, self._end)
+            self._held = text[len(text) - keep :]
+            return ""
+        self._place = _Place.TEXT
         self._shown.drop_space()
-        return rest[at + len(self._end) :]
+        return text[at + len(self._end) :]
 
 
 class BareReader:
@@ -201,7 +232,7 @@ class BareReader:
 
     def _between(self, text: str) -> str:
         """Before the first call, and between two."""
-        spacing = " \t\r\n;" if self._calls else " \t\r\n"
+        spacing = SEPARATING if self._calls else " \t\r\n"
         rest = text.lstrip(spacing)
         if not self._calls:
             self._shown.add(text[: len(text) - len(rest)])

@@ -69,6 +69,15 @@ TAGGED = [
     ('<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
     ('<tool_call>{"name": "f", "arguments": {"x": 1}}', "", [("f", '{"x": 1}')]),
     ('<tool_call>{"na', '<tool_call>{"na', []),
+    ('<tool_call>{"name": "f"}\n{"name": "g", "arguments": {"x": 1}}</tool_call> b', " b",
+     [("f", "{}"), ("g", '{"x": 1}')]),
+    ('<tool_call>{"name": "f"}, {"name": "g"};{"name": "f"}\n</tool_call>', "",
+     [("f", "{}"), ("g", "{}"), ("f", "{}")]),
+    ('<tool_call>{"name": "f"}{"nome": 1}</tool_call> b', '{"nome": 1} b', [("f", "{}")]),
+    ('<tool_call>{"name": "f"} so {"name": "g"}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f"}{"name": "g", "arguments": {"x": ', "",
+     [("f", "{}"), ("g", '{"x": ')]),
+    (f'{F[:-12]}{{"na', '{"na', [("f", '{"x": 1}')]),
     ("häßlich 中文 🙂" + F, "häßlich 中文 🙂", [("f", '{"x": 1}')]),
 ]  # fmt: skip
 G = '{"name": "g", "parameters": {"y": {"z": []}}}'
@@ -79,6 +88,7 @@ BARE = [
     (G, "", [("g", '{"y": {"z": []}}')]),
     (f"\n {G}", "", [("g", '{"y": {"z": []}}')]),
     (f"{G}; {G}", "", [("g", '{"y": {"z": []}}')] * 2),
+    (f"{G}, {G}", "", [("g", '{"y": {"z": []}}')] * 2),
     (f"{G}\n{G}\n", "", [("g", '{"y": {"z": []}}')] * 2),
     ('{"name": "f", "arguments": {"x": 1}}', "", [("f", '{"x": 1}')]),
     ('{"name": "stranger", "parameters": {}}', '{"name": "stranger", "parameters": {}}', []),
