@@ -31,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from gateway.errors import GatewayError, HeadTooLarge, InvalidRequest
+from gateway.ids import new_id
 
 MOST_HEAD_BYTES = 64 << 10  # before its end has come
 HEAD_SECONDS = 60.0
@@ -198,8 +199,11 @@ class ClientConnection(HttpToolsProtocol):
 
     def _refuse(self, error: GatewayError) -> None:
         body = orjson.dumps(error.body())
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
+        head = (
+            b"content-type: application/json\r\nx-request-id: %b\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n"
+        ) % (new_id("req").encode(), len(body))
+        self.transport.write(STATUS_LINE[error.status] + head + body)
         self._part()
 
     def _part(self) -> None:

@@ -1,15 +1,17 @@
 -- Take everything that is asked, or nothing. memory.py says the same in Python, bucket.py the rates.
 -- KEYS: the counters, then perhaps the lease
 -- ARGV: one MessagePack array, for a hundred arguments cost more than what is done with them: lease
---   ms, slot ms, busy ms; for each counter: kind, unit, limit, cost, least, end of period, version
+--   ms, slot ms, busy ms, ms that a counter outlives its period; for each counter: kind, unit,
+--   limit, cost, least, end of period, version
 -- Returns: {wait in ms (0: taken), index of the binding one, money, then level and held of each};
 --   or {-1, indexes of budgets whose spending is not known here}
-local UNIT, TIRED, LATE = 60000, 1e15, 7200000
+local UNIT, TIRED = 60000, 1e15
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local facts = cmsgpack.unpack(ARGV[1])
-local count = (#facts - 3) / 7
+local count = (#facts - 4) / 7
 local lease, lease_ms, slot_ms, busy_ms = KEYS[count + 1], facts[1], facts[2], facts[3]
+local late_ms = facts[4]
 
 local function whole(number) return string.format('%.0f', number) end
 
@@ -24,7 +26,7 @@ end
 
 local asks, unseeded, money = {}, {-1}, -1
 for i = 1, count do
-  local at = 3 + (i - 1) * 7
+  local at = 4 + (i - 1) * 7
   local ask = {
     key = KEYS[i], kind = facts[at + 1], unit = facts[at + 2], limit = facts[at + 3],
     cost = facts[at + 4], least = facts[at + 5], ends = facts[at + 6], version = facts[at + 7],
@@ -90,7 +92,7 @@ if wait == 0 and lease then
         ask.level, position, born = b.level, b.gone + b.level, b.born
       elseif ask.kind == 'c' then
         ask.level = redis.call('INCRBY', ask.key, ask.cost)
-        redis.call('PEXPIREAT', ask.key, math.max(ask.ends, now) + LATE)
+        redis.call('PEXPIREAT', ask.key, math.max(ask.ends, now) + late_ms)
       elseif ask.kind == 's' then
         redis.call('ZADD', ask.key, now + slot_ms, lease)
         redis.call('PEXPIRE', ask.key, slot_ms + 1000)

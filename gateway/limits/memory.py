@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gateway.limits.bucket import UNIT, Bucket, Held, refund, wait_ms
 from gateway.limits.store import (
     BUSY_MS,
+    LATE_MS,
     LEASE_MS,
     READ_AGAIN,
     SLOT_MS,
@@ -21,7 +22,6 @@ from gateway.limits.store import (
 
 SWEEP_EVERY = 4096  # takes between two removals of what is over
 FULL_MS = 60_000  # the longest that a bucket takes to drain
-LATE_MS = 2 * LEASE_MS  # a counter outlives its period by this, for requests that end late
 
 
 def unix_ms() -> int:

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from gateway.limits.store import (
     BUSY_MS,
+    LATE_MS,
     LEASE_MS,
     SLOT_MS,
     Ask,
@@ -55,7 +56,7 @@ class RedisStore:
         keys = [ask.key for ask in asks]
         if lease is not None:
             keys.append(lease)
-        facts: list[str | int] = [LEASE_MS, SLOT_MS, BUSY_MS]
+        facts: list[str | int] = [LEASE_MS, SLOT_MS, BUSY_MS, LATE_MS]
         for ask in asks:
             facts += (ask.kind, WORDS.get(ask.unit, ask.unit), ask.limit, ask.cost, ask.least,
                       ask.ends_ms, ask.version)  # fmt: skip
@@ -66,7 +67,7 @@ class RedisStore:
         return Verdict(wait, binding, levels[::2], levels[1::2], money)
 
     async def extend(self, asks: Sequence[Ask], lease: str, *, held: int) -> Extension:
-        facts = [held, asks[0].cost, asks[0].least]
+        facts = [held, asks[0].cost, asks[0].least, LEASE_MS]
         for ask in asks:
             facts += (ask.limit, int(ask.soft))
         money, *rest = await self._extend([lease, *(ask.key for ask in asks)], facts)
@@ -87,13 +88,13 @@ class RedisStore:
     async def seed(self, ask: Ask, spent: int, *, known: Collection[str]) -> int:
         await self._look()
         facts = (spent, ask.ends_ms, ask.version, self._born_ms + self._recovery_ms)
-        (wait,) = await self._seed([ask.key], [*facts, self._recovery_ms, *known])
+        (wait,) = await self._seed([ask.key], [*facts, self._recovery_ms, LATE_MS, *known])
         return int(wait)
 
     async def enter(self, ask: Ask, leases: Sequence[Open]) -> None:
         facts = [fact for each in leases for fact in (each.lease, each.nano)]
         if facts:
-            await self._enter([ask.key], [ask.ends_ms, LEASE_MS, *facts])
+            await self._enter([ask.key], [ask.ends_ms, LEASE_MS, LATE_MS, *facts])
 
     async def known(self, key: str) -> list[str]:
         found: Any = await self._redis.hkeys(key)

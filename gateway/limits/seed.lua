@@ -1,7 +1,8 @@
 -- What the ledger says was spent of a budget, unless it is known here. See seeding.py.
 -- KEYS: the budget
 -- ARGV: nano-dollars, end of its period (unix ms; 0: none), version, not before (unix ms), how long
---   a doubted counter waits (ms); then the leases that are not in these nano-dollars
+--   a doubted counter waits (ms), ms that a counter outlives its period; then the leases that are
+--   not in these nano-dollars
 -- Returns: {0: it counts, -1: others have come to it since, else ms that it is too early}
 local key, spent = KEYS[1], tonumber(ARGV[1])
 local time = redis.call('TIME')
@@ -13,7 +14,7 @@ local earliest = math.max(tonumber(ARGV[4]), doubted + tonumber(ARGV[5]))
 if now < earliest then return {earliest - now} end
 
 local known, done = {}, {}
-for i = 6, #ARGV do known[ARGV[i]] = true end
+for i = 7, #ARGV do known[ARGV[i]] = true end
 local all = redis.call('HGETALL', key)
 for i = 1, #all, 2 do
   local state, lease = string.match(all[i], '^(%a+) (.+)$')
@@ -29,6 +30,6 @@ for _, field in ipairs(done) do redis.call('HDEL', key, field) end
 redis.call('HDEL', key, 'doubted')
 redis.call('HSET', key, 'spent', string.format('%.0f', spent), 'version', ARGV[3])
 if ARGV[2] ~= '0' then -- perhaps long over, for whoever asks late or has another time than this server
-  redis.call('PEXPIREAT', key, math.max(tonumber(ARGV[2]), now) + 7200000)
+  redis.call('PEXPIREAT', key, math.max(tonumber(ARGV[2]), now) + ARGV[6])
 end
 return {0}

@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 LEASE_MS = 3_600_000  # a lease that nobody settles is forgotten after this
+LATE_MS = 2 * LEASE_MS  # a counter outlives its period by this, for requests that end late
 SLOT_MS = 60_000  # a slot that nobody renews falls free after this
 RENEW_S = 15.0
 READ_AGAIN = -1

@@ -225,6 +225,7 @@ async def test_a_head_without_end_is_not_waited_for(tmp_path):
             head = begun + more
             got = await ask(server.port, head + b"z" * (MOST_HEAD_BYTES + 1 - len(head)))
             assert (got.status, got.error["code"]) == (431, "headers_too_large")
+            assert got.headers["x-request-id"].startswith("req_")
         large = {**ASKED, "user": "u", "metadata": {"x": "y"}, "ignored": "z" * 500_000}
         server.say("x")
         asked = post(large).replace(b"connection: close", b"connection: keep-alive")
@@ -237,6 +238,7 @@ async def test_a_head_without_end_is_not_waited_for(tmp_path):
         writer.close()
         got = await ask(server.port, begun.replace(b"HTTP/1.1", b"HTTP/x") + b"\r\n\r\n")
         assert (got.status, got.error["code"]) == (400, "invalid_http")
+        assert got.headers["x-request-id"].startswith("req_")
 
 
 @pytest.mark.parametrize("answered", [0, 1], ids=["the first", "a later one"])
