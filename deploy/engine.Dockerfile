@@ -9,7 +9,7 @@ COPY engine engine
 COPY gateway gateway
 COPY kernels kernels
 COPY migrations migrations
-RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engine,s3]'
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[engine,s3,otel]'
 
 FROM python:3.11-slim
 # Triton compiles its launchers when a kernel first runs, so the image keeps a C compiler; this base

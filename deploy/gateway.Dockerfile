@@ -8,7 +8,7 @@ COPY engine engine
 COPY gateway gateway
 COPY kernels kernels
 COPY migrations migrations
-RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[gateway,s3]'
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[gateway,s3,otel]'
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --create-home loratorio && install -d -o loratorio /data /data/adapters

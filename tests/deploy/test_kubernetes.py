@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -243,3 +244,31 @@ def test_the_picker_scrapes_the_page_that_names_adapters_as_clients_do(tmp_path:
     assert flags["pool-namespace"] == pool["metadata"]["namespace"]
     assert pool["spec"]["targetPorts"] == [{"number": settings.port}]
     assert pool["spec"]["endpointPickerRef"]["port"]["number"] == int(flags["grpc-port"])
+
+
+def test_traces_reach_the_collector_that_the_component_names(tmp_path: Path):
+    """The base lets nothing out but to names, stores and https."""
+    tracing = ROOT / "components" / "tracing"
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [str(ROOT / "base")], "components": [str(tracing)]})
+    )
+    objects = render(tmp_path)
+    parsed = parse(["serve", *container(objects, "engine")["args"]])
+    assert isinstance(parsed, Serve)
+    collector = urlsplit(str(parsed.config.otlp_traces_endpoint))
+    _, namespace, *_ = str(collector.hostname).split(".")
+    assert (
+        f'"otlp_traces_endpoint": "{collector.geturl()}"'
+        in (tracing / "kustomization.yaml").read_text()
+    )  # what the gateway's settings are told to say
+    policy = one(objects, "NetworkPolicy", "traces")
+    kubernetes_validate.validate(policy, NEWEST, strict=True)
+    pods = policy["spec"]["podSelector"]["matchLabels"].items()
+    labels = one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert pods <= labels.items()
+    [way] = policy["spec"]["egress"]
+    [to] = way["to"]
+    assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
+    assert way["ports"] == [{"protocol": "TCP", "port": collector.port}]
+    for image in ("gateway", "engine"):
+        assert "otel" in (ROOT.parent / f"{image}.Dockerfile").read_text()
