@@ -63,8 +63,9 @@ test-soak: .venv/dev-ready ## kill gateway and engine 400 times under load and b
 	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_batches.py \
 		tests/faults/test_handoff_kills.py $(ARGS)
 
-test-chaos: .venv/dev-ready ## kill and hang gateways, engines, Redis and Postgres under load (ROUNDS, SEED)
-	ROUNDS=$(or $(ROUNDS),100) $(BIN)/python -m pytest tests/faults/test_chaos.py $(ARGS)
+test-chaos: .venv/dev-ready ## kill and hang gateways, engines, Redis and Postgres under load, replace each (ROUNDS, SEED, ROLLS)
+	ROUNDS=$(or $(ROUNDS),100) ROLLS=$(or $(ROLLS),6) $(BIN)/python -m pytest tests/faults/test_chaos.py \
+		tests/faults/test_rolling.py $(ARGS)
 
 soak-gateway: .venv/dev-ready ## send 300,000 requests of all kinds through a gateway: does its memory stay flat? (REQUESTS)
 	$(BIN)/python -m bench.gateway.soak --requests $(or $(REQUESTS),300000) $(ARGS)
