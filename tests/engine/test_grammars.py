@@ -1,12 +1,15 @@
 """llguidance behind the engine's own words: masks, forks, ends and faults."""
 
 import json
+from threading import Event
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+import engine.grammars as grammars_module
+from engine.effort import GRACE_S, HEAVY_S
 from engine.errors import GrammarInvalid
 from engine.grammars import GrammarMatcher, LlGrammars
 from engine.matcher import Turn
@@ -184,3 +187,64 @@ def test_a_grammar_waits_for_no_token_that_the_model_does_not_have(path, tmp_pat
         taken.append(max(token for token in may if token < known))
         matcher.take(taken[-1])
     assert tokenizer.decode(taken) == word
+
+
+AMBIGUOUS = 'start: s\ns: s s s | s s | /[a-z]/ | ""\n%llguidance {"no_forcing": true}'
+
+
+def test_a_grammar_that_is_too_ambiguous_is_given_up_and_its_neighbour_goes_on(grammars, start):
+    """Its masks take longer with every token."""
+    ambiguous, plain = start(AMBIGUOUS), start("start: /[a-z]+/")
+    letters = allowed(grammars, plain)[0]
+    for count in range(400):
+        turns = [Turn(0, ambiguous, [()]), Turn(1, plain, [()])]
+        masks = grammars.masks(turns).result(WAIT_S)
+        assert masks.bits[masks.rows[1]].any()
+        if ambiguous.fault:
+            break
+        ambiguous.take(sorted(letters)[count % len(letters)])
+        plain.take(sorted(letters)[count % len(letters)])
+    assert "ambiguous" in ambiguous.fault
+    assert not ambiguous.complete
+    assert plain.fault == ""
+    assert plain.effort.spent < GRACE_S
+
+
+def test_a_pass_does_not_wait_for_a_heavy_mask(grammars, start, monkeypatch):
+    heavy, light, watched = start(AMBIGUOUS), start("start: /a/"), start("start: /b/")
+    heavy.effort.watched = watched.effort.watched = True
+    heavy.effort.mask = HEAVY_S
+    alone, going_on = grammars_module._alone, Event()
+
+    def slow(turn, words):
+        assert turn.matcher is not heavy or going_on.wait(WAIT_S)
+        return alone(turn, words)
+
+    monkeypatch.setattr(grammars_module, "_alone", slow)
+    turns = [Turn(number, m, [()]) for number, m in enumerate((heavy, light, watched))]
+    try:
+        masks = grammars.masks(turns).result(WAIT_S)
+    finally:
+        going_on.set()
+    assert set(masks.rows) == {1, 2}
+    assert "ambiguous" in heavy.fault
+    assert light.fault == watched.fault == ""
+    assert masks.bits[masks.rows[1]].any()
+    assert masks.bits[masks.rows[2]].any()
+
+
+def test_masks_made_apart_are_those_made_together(grammars, start, tokenizer):
+    together, apart = start("start: /a[bc]*/"), start("start: /a[bc]*/")
+    tokens = [tokenizer.token_to_id(letter) for letter in "abc"]
+    drafts = [(), tokens[:2]]
+    for drafted in drafts:
+        apart.effort.watched = True
+        turns = [
+            Turn(number, matcher, [()] * (1 + len(drafted)), drafted)
+            for number, matcher in enumerate((together, apart))
+        ]
+        masks = grammars.masks(turns).result(WAIT_S)
+        places = 1 + len(drafted)
+        one, other = (masks.bits[masks.rows[n] : masks.rows[n] + places] for n in (0, 1))
+        assert one.any()
+        assert (one == other).all()

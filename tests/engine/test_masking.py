@@ -114,6 +114,19 @@ def test_a_grammar_that_cannot_be_followed_ends_its_sequence_alone(engine: Harne
     assert (len(engine.tokens("sound")), engine.finish("sound")) == (9, Finish.STOP)
 
 
+def test_a_pass_goes_on_without_a_mask_that_is_not_waited_for(engine: Harness) -> None:
+    engine.submit("late", max_tokens=20, grammar="4/3?")
+    engine.submit("sound", max_tokens=9, grammar="9/3")
+    engine.submit("free", max_tokens=6)
+    engine.run()
+    assert (len(engine.tokens("late")), engine.finish("late")) == (3, Finish.ERROR)
+    assert "too complex" in engine.terminals("late")[0].error
+    assert len(engine.terminals("late")) == 1
+    assert (len(engine.tokens("sound")), engine.finish("sound")) == (9, Finish.STOP)
+    assert engine.tokens("free") == alone([5, 6, 7], 6, seed=7)[0]
+    assert engine.core.pool.holdings(Kind.KV) == 0
+
+
 def test_an_invalid_grammar_is_refused_and_a_slow_one_waited_for() -> None:
     grammars = FakeGrammars(slow=True)
     engine = Harness(parts=build(grammars=grammars))

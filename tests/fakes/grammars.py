@@ -1,8 +1,8 @@
 """Grammars over the fake runner's tokens, in which every place allows other tokens.
 
 ``7/3``: seven tokens, the i-th of which leaves i % 3 when divided by 3. So a mask of another place
-would show. ``bad`` is no grammar, and ``4/3!`` fails at its fourth token. A slow compiler's
-futures are settled by hand.
+would show. ``bad`` is no grammar, ``4/3!`` fails at its fourth token, and of ``4/3?`` no mask is
+made at its fourth place. A slow compiler's futures are settled by hand.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ class FakeMatcher:
     length: int
     modulus: int
     fails: bool
+    late: bool = False
     taken: list[int] = field(default_factory=list)
     broken: bool = False
 
@@ -52,7 +53,7 @@ class FakeMatcher:
         return len(tokens)
 
     def fork(self) -> "FakeMatcher":
-        return FakeMatcher(self.length, self.modulus, self.fails, list(self.taken))
+        return FakeMatcher(self.length, self.modulus, self.fails, self.late, list(self.taken))
 
 
 @dataclass
@@ -75,14 +76,18 @@ class FakeGrammars:
             if grammar == "bad":
                 future.set_exception(GrammarInvalid("unknown name"))
                 continue
-            length, modulus = grammar.rstrip("!").split("/")
-            future.set_result(FakeMatcher(int(length), int(modulus), grammar.endswith("!")))
+            length, modulus = grammar.rstrip("!?").split("/")
+            fails, late = grammar.endswith("!"), grammar.endswith("?")
+            future.set_result(FakeMatcher(int(length), int(modulus), fails, late))
         self.compiling.clear()
 
     def masks(self, turns: Sequence[Turn]) -> Future[Masks]:
         rows, made = list[np.ndarray[tuple[int], np.dtype[np.int32]]](), dict[int, int]()
         for turn in turns:
             assert isinstance(turn.matcher, FakeMatcher)
+            if turn.matcher.late and len(turn.matcher.taken) + 1 == turn.matcher.length:
+                turn.matcher.broken = True
+                continue
             made[turn.sequence] = len(rows)
             matcher = turn.matcher.fork()
             for barred, draft in zip(turn.barred, [*turn.drafts, -1], strict=True):
