@@ -49,7 +49,9 @@ from engine.tls import NO_CREDENTIALS, Credentials
 from engine.transport import Connection, ConnectionLost, dial
 
 QUIET = 256  # outputs that may gather without anybody being told
-Ear = Callable[[Output], bool]  # False: nothing was done, whoever waits should have it
+# Outputs that came together, of which none ends a choice or asks for anything. False: nothing was
+# done, whoever waits should have them.
+Ear = Callable[[Sequence[Output]], bool]
 Answer = TypeVar("Answer", Counts, Metrics, Recorded, Verdict)
 
 
@@ -80,6 +82,7 @@ class Stream:
         self.submit = submit
         self._client = client
         self._arrived: list[Output] = []
+        self._urgent = False  # one of them ends a choice, or asks for more to be granted
         self._news: asyncio.Future[None] | None = None  # somebody waits for more
         self.quiet = False  # wake whoever waits only for what matters now, or for QUIET of them
         self.ear: Ear | None = None  # hears outputs for which whoever waits need not wake
@@ -118,12 +121,11 @@ class Stream:
         """Everything that arrived since the last call, waiting for the first; empty at the end."""
         if not self._arrived:
             await self._more()
-        outputs, self._arrived = self._arrived, []
-        return outputs
+        return self.take()
 
     def take(self) -> list[Output]:
         """What has arrived and was not read, without waiting."""
-        outputs, self._arrived = self._arrived, []
+        outputs, self._arrived, self._urgent = self._arrived, [], False
         return outputs
 
     async def _more(self) -> bool:
@@ -166,36 +168,43 @@ class Stream:
         """Allow ``granted`` tokens in total, over all choices."""
         self._client.tell(Grant(self.submit.request, granted))
 
-    def deliver(self, output: Output, *, last: bool) -> None:
-        """Called by the client for each output as it arrives. ``last``: no more is here yet."""
-        if last and self.ear is not None and self._is_heard(output, self.ear):
-            return
+    def deliver(self, output: Output, *, more: bool = False) -> None:
+        """Called by the client for each output as it arrives. ``more``: others came with it, and
+        ``tell`` follows."""
         self._arrived.append(output)
         if output.finish is not None:
+            self._urgent = True
             self._ended.add(output.index)
             self._count(output.usage)
             if len(self._ended) == self.submit.n:
                 self._finish()
-        elif self.quiet and output.wants is None and len(self._arrived) < QUIET:
-            return
-        news = self._news
-        if news is not None:
-            self._news = None
-            if not news.done():
-                news.set_result(None)
+        elif output.wants is not None:
+            self._urgent = True
+        if not more:
+            self.tell()
 
-    def _is_heard(self, output: Output, ear: Ear) -> bool:
-        """Only while somebody waits: then nothing that came before is on its way. What the ear
-        fails with is theirs."""
-        news = self._news
-        if output.finish is not None or news is None or news.done():
-            return False
-        try:
-            return ear(output)
-        except Exception as error:
-            self._news = None
-            news.set_exception(error)
-            return True
+    def tell(self) -> None:
+        """Whoever waits wakes once for all that came together.
+
+        An ear hears only while somebody waits: then nothing that came before is on its way. What
+        it fails with is theirs.
+        """
+        news, arrived = self._news, self._arrived
+        if news is None or not arrived:
+            return
+        if not self._urgent and not news.done():
+            if self.quiet and len(arrived) < QUIET:
+                return
+            if self.ear is not None:
+                try:
+                    heard = self.ear(arrived)
+                except Exception as error:
+                    heard, self._news = True, None
+                    news.set_exception(error)
+                if heard:
+                    self._arrived = []
+                    return
+        self._wake()
 
     def fail(self, failure: EngineLost | RequestRefused) -> None:
         """Called by the client when nothing more will arrive."""
@@ -387,15 +396,27 @@ class EngineClient:
     def _end(self, why: str) -> None:
         self._lose(self.goodbye or why)
 
-    def _take(self, message: ToGateway, last: bool) -> None:
+    def _take(self, messages: Sequence[ToGateway]) -> None:
+        """What came together. Several passes of a busy engine wake a request once."""
+        streams, last = self._streams, messages[-1]
+        waiting: list[Stream] = []
+        for message in messages:
+            if not isinstance(message, Step):
+                self._hear(message)
+                continue
+            more = message is not last
+            for output in message.outputs:
+                if (found := streams.get(output.request)) is not None:
+                    found.deliver(output, more=more)
+                    if more:
+                        waiting.append(found)
+                    if output.finish is not None and found.finished:
+                        del streams[output.request]
+        for stream in waiting:
+            stream.tell()
+
+    def _hear(self, message: ToGateway) -> None:
         match message:
-            case Step(outputs):
-                streams = self._streams
-                for output in outputs:
-                    if (found := streams.get(output.request)) is not None:
-                        found.deliver(output, last=last)
-                        if output.finish is not None and found.finished:
-                            del streams[output.request]
             case Refused(request, code, detail, retry_ms):
                 if stream := self._streams.pop(request, None):
                     stream.fail(RequestRefused(code, detail, retry_ms))

@@ -5,7 +5,7 @@ An address is ``unix:/path/to.sock``, ``tcp:host:port`` or, with TLS, ``tls:host
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -30,7 +30,8 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
     """One ordered, bidirectional stream of typed messages. Belongs to one event loop.
 
     Messages are ``received`` one by one, by one who may be slower than they come; or they are
-    ``heard`` by a function as they come, which costs no task and no turn of the loop.
+    ``heard`` by a function, those together that come together, which costs no task and no turn of
+    the loop.
     """
 
     def __init__(self, incoming: Any, met: "Met[In, Out] | None" = None) -> None:
@@ -43,7 +44,7 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
         self._taken = 0
         self._held = False  # too much has arrived that nobody took
         self._news: asyncio.Future[None] | None = None  # somebody waits for more
-        self._heard: Callable[[In, bool], None] | None = None
+        self._heard: Callable[[Sequence[In]], None] | None = None
         self._told: Callable[[str], None] | None = None
         self._ended = ""  # why nothing more arrives
         self._lost = asyncio.Event()
@@ -105,9 +106,9 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
             await self._news
         return message
 
-    def hear(self, heard: Callable[[In, bool], None], lost: Callable[[str], None]) -> None:
-        """From here on each message is given to ``heard`` as it comes, with whether nothing is
-        here behind it; and ``lost`` is told, once, why no more will come."""
+    def hear(self, heard: Callable[[Sequence[In]], None], lost: Callable[[str], None]) -> None:
+        """From here on messages are given to ``heard`` as they come, all that are here at once;
+        and ``lost`` is told, once, why no more will come."""
         self._heard, self._told = heard, lost
         self._hear(heard)
         if self._ended:
@@ -129,12 +130,18 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
             self._held = True
             self.transport.pause_reading()
 
-    def _hear(self, heard: Callable[[In, bool], None]) -> None:
+    def _hear(self, heard: Callable[[Sequence[In]], None]) -> None:
+        messages: list[In] = []
+        why = ""
         try:
             while (message := self.arrived()) is not None:
-                heard(message, not self.has_more)
+                messages.append(message)
         except ConnectionLost as error:
-            self._end(str(error))
+            why = str(error)
+        if messages:
+            heard(messages)
+        if why:
+            self._end(why)
             self.transport.abort()
 
     def eof_received(self) -> None:
@@ -157,11 +164,6 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
         news, self._news = self._news, None
         if news is not None and not news.done():
             news.set_result(None)
-
-    @property
-    def has_more(self) -> bool:
-        """Something is here behind the last message, whole or not."""
-        return len(self._arrived) > self._taken
 
     def arrived(self) -> In | None:
         """The next message, if all of it is here. Raises ConnectionLost."""

@@ -118,10 +118,10 @@ class Answer:
         """Every choice has a finish reason: nothing more is to be shown."""
         return self._open == 0
 
-    def gain(self, tokens: Sequence[int]) -> str:
+    def gain(self, outputs: Sequence[Output]) -> str:
         """What the only choice of a plain answer gained, while it goes on."""
         assert self._only is not None, "it is plain"
-        text = self._only.gain(tokens)
+        text = self._only.gain(_tokens_of(outputs))
         if self._said is not None:
             self._said[0].append(text)
         return text

@@ -112,9 +112,9 @@ class Generation:
                     raise failure from died
                 submit = _again(self._submits[position], lost, time.monotonic() - began)
 
-    def is_paid(self, output: Output) -> bool:
-        """By the only prompt, which needs no more for now: it is counted. Else nothing is."""
-        return self._purse is None or self._purse.counts(0, output)
+    def is_paid(self, outputs: Sequence[Output]) -> bool:
+        """By the only prompt, which needs no more for now: they are counted. Else nothing is."""
+        return self._purse is None or self._purse.counts(0, outputs)
 
     def _is_paid(self, position: int) -> bool:
         """Whatever it may come to; else somebody must see in time that it needs more."""

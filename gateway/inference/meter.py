@@ -49,12 +49,13 @@ class Purse:
             return False
         return spent >= granted or (wanted > granted and not self._refused[position])
 
-    def counts(self, position: int, output: Output) -> bool:
-        """As ``wants``, of an output after which nothing has to be paid for yet. False: it was not
-        counted."""
-        spent = self._spent[position] + len(output.tokens)
-        granted = self._granted[position]
-        if output.wants is not None or (spent >= granted < self._most):
+    def counts(self, position: int, outputs: Sequence[Output]) -> bool:
+        """As ``wants``, of outputs that ask for nothing and after which nothing has to be paid for
+        yet. False: they were not counted."""
+        spent = self._spent[position]
+        for output in outputs:
+            spent += len(output.tokens)
+        if spent >= self._granted[position] < self._most:
             return False
         self._spent[position] = spent
         return True

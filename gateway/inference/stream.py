@@ -5,7 +5,7 @@ Both return before the last bytes: those go out once the request is settled and 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -107,13 +107,13 @@ class Straight:
         self._is_paid, self._gain, self._text = generation.is_paid, answer.gain, frames.text
         self._events, self._heard = events, heard
 
-    def hear(self, output: Output) -> bool:
-        """False: it is one for ``Generation.batches``."""
+    def hear(self, outputs: Sequence[Output]) -> bool:
+        """One write, as for a batch. False: they are for ``Generation.batches``."""
         events = self._events
-        if not events.ready or not self._is_paid(output):
+        if not events.ready or not self._is_paid(outputs):
             return False
-        self._heard(1)
-        events.push(self._text(self._gain(output.tokens)))
+        self._heard(len(outputs))
+        events.push(self._text(self._gain(outputs)))
         return True
 
 

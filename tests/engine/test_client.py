@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,7 +53,7 @@ async def collect(client: EngineClient, message: Submit) -> list[Output]:
         return [output async for output in stream]
 
 
-def tokens(outputs: list[Output]) -> list[int]:
+def tokens(outputs: Sequence[Output]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
 
 
@@ -297,36 +297,41 @@ def test_an_engine_that_dies_is_lost_to_all_who_ask_in_that_moment(tmp_path, new
         assert runner.run(ask_beside_its_death()) == {"EngineLost"}
 
 
-async def test_an_ear_hears_only_what_comes_alone_while_somebody_waits(
+async def test_an_ear_hears_what_comes_together_while_somebody_waits(
     client: EngineClient,
 ) -> None:
-    stream, heard = client.generate(submit()), list[Output]()
+    stream, heard = client.generate(submit()), list[list[int]]()
 
-    def hear(output: Output) -> bool:
-        heard.append(output)
-        return output.tokens != [4]
+    def hear(outputs: Sequence[Output]) -> bool:
+        heard.append(tokens(outputs))
+        return heard[-1] != [4]
 
-    def deliver(token: int, *, last: bool = True, finish: Finish | None = None) -> None:
-        stream.deliver(Output("r1", [token], finish), last=last)
+    def deliver(*numbers: int, finish: Finish | None = None, wants: int | None = None) -> None:
+        for number in numbers[:-1]:
+            stream.deliver(Output("r1", [number]), more=True)
+        stream.deliver(Output("r1", [numbers[-1]], finish, wants=wants))
+
+    async def waiting() -> asyncio.Task[list[Output]]:
+        task = asyncio.create_task(stream.batch())
+        await until(lambda: stream.awaited)
+        return task
 
     stream.ear = hear
     deliver(1)  # nobody waits
     assert tokens(await stream.batch()) == [1]
-    waiting = asyncio.create_task(stream.batch())
-    await until(lambda: stream.awaited)
+    task = await waiting()
     deliver(2)
-    deliver(3, last=False)  # more of it is here, to be read together
-    deliver(9)
-    assert tokens(await waiting) == [3, 9]
-    waiting = asyncio.create_task(stream.batch())
-    await until(lambda: stream.awaited)
+    deliver(3, 9)
     deliver(4)  # which it leaves
-    assert tokens(await waiting) == [4]
-    waiting = asyncio.create_task(stream.batch())
-    await until(lambda: stream.awaited)
-    deliver(5, finish=Finish.LENGTH)
-    assert tokens(await waiting) == [5]
-    assert tokens(heard) == [2, 4]
+    assert tokens(await task) == [4]
+    task = await waiting()
+    deliver(5, wants=300)
+    assert tokens(await task) == [5]
+    task = await waiting()
+    deliver(6)
+    deliver(7, 8, finish=Finish.LENGTH)
+    assert tokens(await task) == [7, 8]
+    assert heard == [[2], [3, 9], [4], [6]]
 
 
 async def test_what_an_ear_fails_with_is_raised_where_its_outputs_are_awaited(
@@ -334,12 +339,12 @@ async def test_what_an_ear_fails_with_is_raised_where_its_outputs_are_awaited(
 ) -> None:
     stream = client.generate(submit())
 
-    def hear(output: Output) -> bool:
+    def hear(outputs: Sequence[Output]) -> bool:
         raise ZeroDivisionError
 
     stream.ear = hear
     waiting = asyncio.create_task(stream.batch())
     await until(lambda: stream.awaited)
-    stream.deliver(Output("r1", [1]), last=True)
+    stream.deliver(Output("r1", [1]))
     with pytest.raises(ZeroDivisionError):
         await waiting

@@ -1,6 +1,7 @@
 """Frames arrive whole and in order, or the connection is lost."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ async def test_who_hears_gets_what_had_come_and_what_comes_and_once_why_it_ended
     ends: list[str] = []
     gateway.write(Hello("gw"), Cancel("r1"))
     assert await engine.receive() == Hello("gw")
-    engine.hear(lambda message, last: heard.append(message), ends.append)
+    engine.hear(heard.extend, ends.append)
     assert heard == [Cancel("r1")]  # it came with the first
     gateway.write(Cancel("r2"), Cancel("r3"))
     await until(lambda: len(heard) == 3)
@@ -122,13 +123,27 @@ async def test_who_hears_gets_what_had_come_and_what_comes_and_once_why_it_ended
 async def test_who_hears_junk_is_told_and_hears_no_more(tmp_path: Path) -> None:
     gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
     ends: list[str] = []
-    engine.hear(lambda message, last: None, ends.append)
+    engine.hear(lambda messages: None, ends.append)
     gateway.transport.write(b"\x03\x00\x00\x00abc")
     await until(lambda: bool(ends))
     assert len(ends) == 1
     gateway.abort()
     await engine.close()
     assert len(ends) == 1
+    server.close()
+
+
+async def test_what_came_whole_before_junk_is_heard(tmp_path: Path) -> None:
+    gateway, engine, server = await pair(f"unix:{tmp_path}/e.sock")
+    heard: list[Sequence[ToEngine]] = []
+    ends: list[str] = []
+    engine.hear(heard.append, ends.append)
+    gateway.write(Cancel("r1"), Cancel("r2"))
+    gateway.transport.write(b"\x03\x00\x00\x00abc")
+    await until(lambda: bool(ends))
+    assert [message for together in heard for message in together] == [Cancel("r1"), Cancel("r2")]
+    gateway.abort()
+    await engine.close()
     server.close()
 
 
