@@ -1,4 +1,4 @@
-"""A counter that costs an addition, and no lock: of what one event loop counts.
+"""A counter, or a gauge, that costs an addition, and no lock: of what one event loop counts.
 
 The exposition is that of the Prometheus library.
 """
@@ -6,7 +6,7 @@ The exposition is that of the Prometheus library.
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 
@@ -20,6 +20,8 @@ class Count:
 
 
 class Counter(Collector):
+    _family: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily
+
     def __init__(
         self, name: str, about: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:
@@ -34,8 +36,14 @@ class Counter(Collector):
             found = self._counts[values] = Count()
         return found
 
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily(self._name, self._about, labels=self._labels)
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        family = self._family(self._name, self._about, labels=self._labels)
         for values, count in self._counts.items():
             family.add_metric(values, count.total)
         yield family
+
+
+class Level(Counter):
+    """Of what there is at the moment: counted up and down."""
+
+    _family = GaugeMetricFamily

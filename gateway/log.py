@@ -8,6 +8,7 @@ and its place, for its message may quote what a client sent.
 import logging
 import re
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -46,6 +47,20 @@ def logger(name: str) -> FilteringBoundLogger:
     """A logger that takes facts as keywords; ``bind`` adds some to every line."""
     bound: FilteringBoundLogger = structlog.get_logger(source=name)
     return bound
+
+
+def liner(name: str) -> Callable[[str, EventDict], None]:
+    """For what is said of every request: an event and its facts, which become the line's, straight
+    to where the other lines go. Logged as information."""
+    if not logger(name).bind().is_enabled_for(logging.INFO):
+        return lambda event, facts: None
+    write = structlog.get_config()["logger_factory"]().msg
+
+    def line(event: str, facts: EventDict) -> None:
+        facts["source"], facts["event"], facts["level"] = name, event, "info"
+        write(_text(facts))
+
+    return line
 
 
 def _line(_logger: WrappedLogger, method: str, event: EventDict) -> str:

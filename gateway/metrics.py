@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from gateway.counter import Count, Counter
+from gateway.counter import Count, Counter, Level
 from gateway.histogram import Histogram, Series
 
 PREFIX = "loratorio_gateway"
@@ -64,9 +64,9 @@ class Metrics:
             f"{PREFIX}_request_duration_seconds", "From admission to the end.",
             "endpoint", SLOW, registry,
         )  # fmt: skip
-        self.inflight = Gauge(
-            f"{PREFIX}_requests_inflight", "Admitted and not ended.", registry=registry
-        )
+        self.inflight = Level(
+            f"{PREFIX}_requests_inflight", "Admitted and not ended.", (), registry
+        ).of()
         self.engines_ready = Gauge(
             f"{PREFIX}_engines_ready", "Engines that can be reached.", registry=registry
         )

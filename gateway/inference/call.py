@@ -7,7 +7,7 @@ from it.
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -84,20 +84,18 @@ class Call:
         self._reply.admitted = True
         outcome, written = Outcome.FAILED, list[Written]()
         failure: GatewayError | None = None
-        retired = asyncio.timeout(None)
         try:
             longest = self._order.deadline_ms / 1000 + GRACE_SECONDS
-            async with retired, asyncio.timeout(longest), request.until_gone():
-                with self._limiting(retired):
-                    written = await self._generate()
+            async with asyncio.timeout(longest), request.until_gone():
+                written = await self._until_retired()
             outcome = Outcome.COMPLETED
         except ClientGone:
             outcome = Outcome.CANCELLED
         except (TimeoutError, DeadlineExceeded):
             outcome = Outcome.DEADLINE
             failure = DeadlineExceeded("The answer was not complete in time.")
-            if retired.expired():
-                failure = AdapterRetired(self._order.target.public_name)
+        except AdapterRetired as error:
+            outcome, failure = Outcome.DEADLINE, error
         except EngineLost as error:
             outcome, failure = Outcome.ENGINE_LOST, error
         except GatewayError as error:
@@ -108,11 +106,19 @@ class Call:
             raise ClientGone
         await self._send_last(failure, written, counts)
 
-    def _limiting(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
+    async def _until_retired(self) -> list[Written]:
+        """Raises AdapterRetired once nothing may run on its adapter any more."""
         residents, adapter = self._do.residents, self._order.target.adapter_id
         if residents is None or adapter is None:
-            return nullcontext()
-        return residents.limiting(adapter, limit)
+            return await self._generate()
+        try:
+            async with asyncio.timeout(None) as retired:
+                with residents.limiting(adapter, retired):
+                    return await self._generate()
+        except TimeoutError:
+            if not retired.expired():
+                raise
+            raise AdapterRetired(self._order.target.public_name) from None
 
     async def _begin(self) -> None:
         try:

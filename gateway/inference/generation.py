@@ -69,8 +69,8 @@ class Generation:
         self.ear = None  # it refers to us, and would keep us until the collector looks
         for stream in self._streams.values():
             stream.ear = None
-        left = [stream for stream in self._streams.values() if not stream.finished]
-        await asyncio.gather(*(_stop(stream) for stream in left))
+        if left := [stream for stream in self._streams.values() if not stream.finished]:
+            await asyncio.gather(*map(_stop, left))
         return [(position, stream.take()) for position, stream in self._streams.items()]
 
     async def _prompt(self, position: int) -> AsyncGenerator[Batch, None]:

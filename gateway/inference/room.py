@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Gauge
-
+from gateway.counter import Count
 from gateway.errors import Unavailable
 from gateway.fleet.crew import RETRY_SECONDS
 
@@ -16,8 +15,8 @@ from gateway.fleet.crew import RETRY_SECONDS
 class Room:
     """Belongs to one event loop."""
 
-    def __init__(self, most: int, gauge: Gauge) -> None:
-        self._most, self._gauge = most, gauge
+    def __init__(self, most: int, inflight: Count) -> None:
+        self._most, self._inflight = most, inflight
         self._of_one = most - most // 8
         self._held: Counter[str] = Counter()
         self._all = 0
@@ -41,4 +40,4 @@ class Room:
 
     def _count(self, change: int) -> None:
         self._all += change
-        self._gauge.inc(change)  # batches have room of their own
+        self._inflight.total += change  # batches have room of their own

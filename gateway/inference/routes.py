@@ -35,8 +35,9 @@ from gateway.inference.intakes import Reads
 from gateway.inference.pipeline import Endpoint, Pipeline
 from gateway.inference.services import Services
 from gateway.inference.tokenization import Tokenization
-from gateway.log import logger
+from gateway.log import liner, logger
 
+LOG = "gateway.request"
 MODEL = "/v1/models/"
 CLIENT_GONE = 499  # for log and metrics; nobody is there to receive it
 
@@ -87,7 +88,8 @@ class Routes:
         self._responses = responses
         self._completion = Endpoint(intake.completion, CompletionFrames)
         self._embedding = Endpoint(intake.embedding, EmbeddingFrames)
-        self._log = logger("gateway.request").bind()  # once, not for each line
+        self._log = logger(LOG)
+        self._line = liner(LOG)
         self._patience = body_patience()
         self._one_model = Route("/v1/models/{model}", ("GET", "HEAD"), self._model)
         self._routes = {
@@ -164,15 +166,15 @@ class Routes:
             reply.trace.end(reply.status, reply.facts)
         if route.handle in (self._alive, self._ready):
             return  # asked every few seconds
-        self._log.info(
-            "request",
-            request=reply.request_id,
-            method=request.method,
-            route=route.name,
-            status=int(reply.status),
-            seconds=round(reply.elapsed_s, 4),
+        facts = {
+            "request": reply.request_id,
+            "method": request.method,
+            "route": route.name,
+            "status": int(reply.status),
+            "seconds": round(reply.elapsed_s, 4),
             **reply.facts,
-        )
+        }
+        self._line("request", facts)
 
     def _chats(self, request: Request, reply: Reply) -> Awaitable[None]:
         return self._pipeline.serve(request, reply, self._chat)

@@ -17,6 +17,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import InvalidRequest
@@ -26,6 +27,7 @@ from gateway.inference.tokenizer import TokenizerInvalid, read_config
 
 RENDER_SECONDS = 2.0  # of computing
 MOST_RENDERED = 16 << 20  # characters
+_OF_LOOP = frozenset({"first", "last", "index", "index0"})
 _OF_DICT = frozenset(dir(dict))  # what a template means first: a message may not stand in its way
 
 
@@ -165,11 +167,15 @@ def _pace_loops(tree: nodes.Template, environment: ImmutableSandboxedEnvironment
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Asks a plain dictionary for ``message.role`` without an exception on the way."""
+    """Asks a plain dictionary for ``message.role`` without an exception on the way, and a loop for
+    its place without asking whether it may."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICT:
+        kind = type(obj)
+        if kind is dict and attribute in obj and attribute not in _OF_DICT:
             return obj[attribute]
+        if kind is LoopContext and attribute in _OF_LOOP:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 

@@ -53,7 +53,7 @@ def post(body: bytes, key: str = KEY, *, head: str = "", status: int, leaves: bo
 
 async def held_after(server: Server, ask: Callable[[int], Ask], numbers: range) -> int:
     await Pump([server.port], map(ask, numbers)).run(4)
-    await until(lambda: server.metrics.inflight._value.get() == 0)
+    await until(lambda: server.metrics.inflight.total == 0)
     server.recorder.records.clear()  # the fake keeps them
     return reachable(server.routes, server.metrics)
 

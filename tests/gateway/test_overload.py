@@ -1,9 +1,9 @@
 """Overload is told early, with when to come back; no project takes the last place from others."""
 
 import pytest
-from prometheus_client import Gauge
 
 from engine.protocol import RefusalCode, Refused
+from gateway.counter import Count
 from gateway.errors import Unavailable
 from gateway.inference.room import Room
 from tests.gateway.serving import ask, post, serving
@@ -50,7 +50,7 @@ async def test_an_answer_that_takes_longer_than_its_client_gave_it_is_a_504(tmp_
 
 
 def test_a_flood_of_one_project_leaves_others_a_way_in():
-    room = Room(8, Gauge("inflight", "", registry=None))
+    room = Room(8, Count())
     held = [room.taken("flood") for _ in range(7)]
     for taken in held:
         taken.__enter__()
