@@ -4,6 +4,7 @@ Money is not shared out: a budget must not be spent twice. Without the store not
 admitted against one, and what runs ends with the money that it has reserved.
 """
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 FAILURES_TO_OPEN = 3  # in a row; from then on the store is asked only every RETRY_S
 RETRY_S = 1.0
 MOST_STRAYS = 10_000
+SURELY_S = 10.0  # until a question that nobody waits for was read, where the store was only slow
 Answer = TypeVar("Answer")
 
 
@@ -45,6 +47,7 @@ class DegradingStore:
         self._failures = 0
         self._retry_at = 0.0
         self._strays: deque[str] = deque(maxlen=MOST_STRAYS)  # perhaps taken, and never used
+        self._returned: deque[tuple[float, str]] = deque(maxlen=MOST_STRAYS)  # and once more, when
         self.local_grants = 0  # taken from the local share; for the metrics
 
     @property
@@ -52,11 +55,16 @@ class DegradingStore:
         return self._failures > 0
 
     async def take(self, asks: Sequence[Ask], lease: str | None) -> Verdict:
-        verdict = await self._ask(self._shared.take(asks, lease))
+        asked = not self._resting
+        try:
+            verdict = await self._ask(self._shared.take(asks, lease))
+        except asyncio.CancelledError:
+            self._stray(lease)
+            raise
         if verdict is not None:
             return verdict
-        if lease is not None and self._failures < FAILURES_TO_OPEN:
-            self._strays.append(lease)
+        if asked:
+            self._stray(lease)
         if any(ask.kind is Kind.MONEY for ask in asks):
             raise unavailable()
         verdict = await self._local.take([self._share(ask) for ask in asks], lease)
@@ -114,13 +122,27 @@ class DegradingStore:
     async def close(self) -> None:
         await self._shared.close()
 
+    def _stray(self, lease: str | None) -> None:
+        if lease is not None:
+            self._strays.append(lease)
+
     async def _give_back_strays(self) -> None:
-        """A store that answered too late may have taken what it was asked for."""
+        """A store that answered too late may have taken what it was asked for, or may do so yet:
+        a question on a connection that was given up can be read after what came by the next."""
         while self._strays:
             lease = self._strays[0]
-            if await self._ask(_done(self._shared.settle(lease, tokens=0, money=0))) is None:
+            if not await self._give_back(lease):
                 return
             self._strays.popleft()
+            self._returned.append((self._clock() + SURELY_S, lease))
+        while self._returned and self._returned[0][0] <= self._clock():
+            if not await self._give_back(self._returned[0][1]):
+                return
+            self._returned.popleft()
+
+    async def _give_back(self, lease: str) -> bool:
+        """Of one that holds nothing, nothing."""
+        return await self._ask(_done(self._shared.settle(lease, tokens=0, money=0))) is not None
 
     async def _need(self, question: Coroutine[Any, Any, Answer]) -> Answer:
         answer = await self._ask(question)
@@ -128,9 +150,13 @@ class DegradingStore:
             raise unavailable()
         return answer
 
+    @property
+    def _resting(self) -> bool:
+        return self._failures >= FAILURES_TO_OPEN and self._clock() < self._retry_at
+
     async def _ask(self, question: Coroutine[Any, Any, Answer]) -> Answer | None:
         """None: no answer."""
-        if self._failures >= FAILURES_TO_OPEN and self._clock() < self._retry_at:
+        if self._resting:
             question.close()
             return None
         try:

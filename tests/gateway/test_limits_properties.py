@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Secret
-from gateway.errors import TokensLimited
-from gateway.limits.degrading import FAILURES_TO_OPEN, DegradingStore
-from gateway.limits.limiter import RateLimiter, redis_limiter
+from gateway.errors import QuotaBackendUnavailable, TokensLimited
+from gateway.limits.degrading import FAILURES_TO_OPEN, RETRY_S, SURELY_S, DegradingStore
+from gateway.limits.limiter import RateLimiter, lease_name, redis_limiter
 from gateway.limits.memory import SWEEP_EVERY, MemoryStore
 from gateway.limits.redis_store import RedisStore
+from gateway.limits.store import Ask, Kind, Unit
 from gateway.redis import connect
+from tests.gateway.quotas import book, demand, limiter_of, monthly, somebody
 from tests.gateway.test_limits import granted, principal
 
 
@@ -35,8 +37,14 @@ class LostStore:
         self.inner = MemoryStore()
 
     async def take(self, asks, lease):
+        if self.mode == "answers late":
+            await self.inner.take(asks, lease)
+            await asyncio.sleep(60)
         await self.trouble()
         return await self.inner.take(asks, lease)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     async def settle(self, lease, **used):
         await self.trouble()
@@ -147,6 +155,33 @@ async def test_an_open_breaker_does_not_wait_for_the_store_and_closes_when_it_is
     for lease in leases:  # taken here, so given back here
         await limiter.settle(lease, 0)
     assert store.asked == FAILURES_TO_OPEN + 1
+
+
+async def test_what_a_store_took_and_said_too_late_is_given_back_for_every_request():
+    now = 0.0
+    store = LostStore()
+    buckets = DegradingStore(store, deadline_s=0.05, clock=lambda: now)
+    who = somebody()
+    rules = book(money={("project", who.project): monthly(10_000)})
+    limiter = limiter_of(buckets, rules)
+    await limiter.settle(await limiter.reserve(who, "req_first", 30, demand=demand()), 30, 50)
+    store.mode = "answers late"
+    many = (limiter.reserve(who, f"req_{n}", 30, demand=demand()) for n in range(20))
+    told = await asyncio.gather(*many, return_exceptions=True)
+    assert {type(each) for each in told} == {QuotaBackendUnavailable}
+    [purse] = await store.inner.purses()
+    assert (len(purse.open), purse.held) == (20, 20 * 50)
+    store.mode = "works"
+    now = RETRY_S
+    await buckets.watch()
+    [purse] = await store.inner.purses()
+    assert (purse.open, purse.held, purse.spent) == ((), 0, 50)
+    asks = [Ask(purse.key, Kind.MONEY, Unit.MONEY, limit=10_000, cost=5, least=5)]
+    await store.inner.take(asks, lease_name(who.organisation, "req_7"))  # read after all
+    now = RETRY_S + SURELY_S
+    await buckets.watch()
+    [purse] = await store.inner.purses()
+    assert (purse.open, purse.held) == ((), 0)
 
 
 async def test_gateways_learn_how_many_share_the_limits(redis_url):
