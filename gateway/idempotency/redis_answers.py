@@ -6,6 +6,7 @@ be served twice.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from gateway.redis import Script
 
 log = logging.getLogger(__name__)
 KEPT = b"kept"
+MOST_STRAYS = 1000
 
 
 class RedisAnswers:
@@ -36,14 +38,20 @@ class RedisAnswers:
         self._redis = redis
         self._deadline_s = deadline_s
         self._claimed: dict[str, Claim] = {}  # by owner
+        self._strays: deque[Claim] = deque(maxlen=MOST_STRAYS)  # perhaps made, and given up
         self._claim = Script(redis, "gateway.idempotency", "claim.lua")
         self._finish = Script(redis, "gateway.idempotency", "finish.lua")
 
     async def claim(self, claim: Claim) -> Kept | None:
         facts = (claim.request, claim.owner, CLAIM_S * 1000, KEEP_S * 1000, MOST_ANSWERS)
+        asked = False
         try:
+            await self._give_up_strays()
+            asked = True
             known: Sequence[Any] = await self._ask(self._claim(_keys(claim), facts))
         except (RedisError, OSError) as error:
+            if asked:
+                self._strays.append(claim)
             raise IdempotencyUnavailable(
                 "An Idempotency-Key cannot be honoured at the moment.", retry_after=1.0
             ) from error
@@ -54,6 +62,17 @@ class RedisAnswers:
             return found(known[0].decode(), claim, None)
         request, kind, state, body = known
         return found(request.decode(), claim, Kept(kind.decode(), body if state == KEPT else None))
+
+    async def _give_up_strays(self) -> None:
+        """A Redis that answered too late may have claimed what was asked for: whoever asks again
+        must not be told for so long that a request is under way. Raises RedisError, OSError."""
+        while self._strays:
+            stray = self._strays.popleft()
+            try:
+                await self._ask(self._finish(_keys(stray), [stray.owner]))
+            except (RedisError, OSError):
+                self._strays.append(stray)
+                raise
 
     async def keep(self, claim: Claim, answer: Kept) -> None:
         facts = (KEEP_S * 1000, answer.kind, KEPT if answer.packed else b"", answer.packed or b"")

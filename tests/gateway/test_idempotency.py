@@ -244,6 +244,25 @@ async def test_without_redis_a_request_with_a_key_is_refused_and_others_are_serv
             await client.chat.completions.create(**HELLO, extra_headers={"Idempotency-Key": "k"})
 
 
+async def test_a_claim_that_was_made_and_said_too_late_is_given_up(redis_url, monkeypatch):
+    client = connect(Secret(redis_url), timeout_s=5)
+    shelf, mark = RedisAnswers(client, deadline_s=5), uuid4().hex
+    claim = shelf._claim
+
+    async def late(*given):
+        await claim(*given)
+        raise TimeoutError
+
+    monkeypatch.setattr(shelf, "_claim", late)
+    with pytest.raises(IdempotencyUnavailable):
+        await shelf.claim(claim_of("org", mark, b"k", b"body"))
+    monkeypatch.setattr(shelf, "_claim", claim)
+    with pytest.raises(IdempotencyKeyBusy):
+        await RedisAnswers(client, deadline_s=5).claim(claim_of("org", mark, b"k", b"body"))
+    assert await shelf.claim(claim_of("org", mark, b"k", b"body")) is None
+    await client.aclose()
+
+
 async def test_vectors_are_kept_under_their_key_too(tmp_path):
     body = {"model": BASE, "input": "Hello"}
     async with serving(tmp_path) as server:
