@@ -3,11 +3,16 @@
 ``asyncio.timeout`` makes and cancels a timer for each wait, which costs more than most waits here
 do. Waits of one length end in the order in which they began, so a queue of them is enough. For
 limits of seconds: one wait that lasts keeps those behind it in the queue until it has ended.
+
+A loop that was busy for longer than the limit finds timers and answers due at once. What came in
+time is not late: before waits end, the loop goes round, reads what there is and wakes who waits.
 """
 
 import asyncio
 from collections import deque
 from types import TracebackType
+
+ROUNDS = 3  # read, wake, go on
 
 
 class Patience:
@@ -21,7 +26,7 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._waits: deque[Wait] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def wait(self) -> "Wait":
         return Wait(self)
@@ -37,8 +42,21 @@ class Patience:
             self._timer = loop.call_at(wait.until, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now, waits = loop.time(), self._waits
-        while waits and (waits[0].task is None or waits[0].until <= now):
+        waits = self._waits
+        while waits and waits[0].task is None:
+            waits.popleft()
+        if waits and waits[0].until <= (now := loop.time()):
+            self._timer = loop.call_soon(self._end, loop, now, ROUNDS)
+        else:
+            self._timer = loop.call_at(waits[0].until, self._look, loop) if waits else None
+
+    def _end(self, loop: asyncio.AbstractEventLoop, due: float, rounds: int) -> None:
+        """What was ``due`` and is not over after so many rounds of the loop."""
+        if rounds:
+            self._timer = loop.call_soon(self._end, loop, due, rounds - 1)
+            return
+        waits = self._waits
+        while waits and (waits[0].task is None or waits[0].until <= due):
             waits.popleft().expire()
         self._timer = loop.call_at(waits[0].until, self._look, loop) if waits else None
 

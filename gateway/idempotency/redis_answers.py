@@ -24,6 +24,7 @@ from gateway.idempotency.answers import (
     Kept,
     found,
 )
+from gateway.patience import Patience
 from gateway.redis import Script
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class RedisAnswers:
 
     def __init__(self, redis: Redis, *, deadline_s: float) -> None:
         self._redis = redis
-        self._deadline_s = deadline_s
+        self._patience = Patience(deadline_s)
         self._claimed: dict[str, Claim] = {}  # by owner
         self._strays: deque[Claim] = deque(maxlen=MOST_STRAYS)  # perhaps made, and given up
         self._claim = Script(redis, "gateway.idempotency", "claim.lua")
@@ -102,7 +103,7 @@ class RedisAnswers:
             log.info("an answer is not kept under its key: %s", error)
 
     async def _ask(self, question: Coroutine[Any, Any, Any]) -> Any:
-        async with asyncio.timeout(self._deadline_s):
+        with self._patience.wait():
             return await question
 
 

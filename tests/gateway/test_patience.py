@@ -1,8 +1,11 @@
 """Many waits, one timer: each ends in time, and no other with it."""
 
 import asyncio
+import socket
+import time
 
 import pytest
+import uvloop
 
 from gateway.patience import Patience
 
@@ -54,3 +57,30 @@ async def test_a_wait_around_another_ends_both() -> None:
     with pytest.raises(TimeoutError), outer.wait(), inner.wait():
         await asyncio.sleep(1)
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_came_while_the_loop_was_busy_is_not_late(new_loop) -> None:  # type: ignore[no-untyped-def]
+    patience = Patience(0.05)
+
+    async def read(reader: asyncio.StreamReader) -> bytes:
+        with patience.wait():
+            return await reader.readexactly(1)
+
+    async def play() -> list[bytes]:
+        pairs = [socket.socketpair() for _ in range(5)]
+        opened = [await asyncio.open_connection(sock=ours) for ours, _ in pairs]
+        reads = [asyncio.create_task(read(reader)) for reader, _ in opened]
+        await asyncio.sleep(0.01)
+        for _, theirs in pairs:
+            theirs.send(b"x")
+        asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # nobody else gets a turn
+        found = await asyncio.wait_for(asyncio.gather(*reads), 20)
+        for (_, writer), (_, theirs) in zip(opened, pairs, strict=True):
+            writer.close()
+            theirs.close()
+        return found
+
+    loop = new_loop()
+    assert loop.run_until_complete(play()) == [b"x"] * 5
+    loop.close()
