@@ -59,6 +59,12 @@ async def test_a_wait_around_another_ends_both() -> None:
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
+def answer_while_nobody_has_a_turn(ends: list[socket.socket]) -> None:
+    for end in ends:
+        end.send(b"x")
+    time.sleep(0.2)
+
+
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_what_came_while_the_loop_was_busy_is_not_late(new_loop) -> None:  # type: ignore[no-untyped-def]
     patience = Patience(0.05)
@@ -72,9 +78,7 @@ def test_what_came_while_the_loop_was_busy_is_not_late(new_loop) -> None:  # typ
         opened = [await asyncio.open_connection(sock=ours) for ours, _ in pairs]
         reads = [asyncio.create_task(read(reader)) for reader, _ in opened]
         await asyncio.sleep(0.01)
-        for _, theirs in pairs:
-            theirs.send(b"x")
-        asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # nobody else gets a turn
+        answer_while_nobody_has_a_turn([theirs for _, theirs in pairs])
         found = await asyncio.wait_for(asyncio.gather(*reads), 20)
         for (_, writer), (_, theirs) in zip(opened, pairs, strict=True):
             writer.close()
