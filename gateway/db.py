@@ -165,6 +165,14 @@ class Database:
             await session.commit()
 
     @asynccontextmanager
+    async def trial(self) -> AsyncIterator[AsyncSession]:
+        """A session that may write, to see what would come of it, beside no publication that is
+        ``alone``. Nothing is kept."""
+        async with _connected(self.writer, None) as session:
+            await session.get(Epoch, EPOCH_ROW, with_for_update=True)
+            yield session
+
+    @asynccontextmanager
     async def publish(
         self, *, within: Tenancy | None = None, alone: bool = False
     ) -> AsyncIterator[AsyncSession]:

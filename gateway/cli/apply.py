@@ -37,12 +37,12 @@ async def apply(desk: Desk, arguments: argparse.Namespace) -> Sequence[Row]:
     said = declaration(read(arguments.file.read_bytes(), str(arguments.file)))
     peppers = desk.peppers()
 
-    async with desk.database.reading() as session:  # nothing of this is kept
+    async with desk.database.trial() as session:
         plan = Work(session, desk.now, peppers, prune=arguments.prune)
         await bring_about(plan, said)
     if arguments.dry_run or not plan.changes:
         return [_row(change, planned=True) for change in plan.changes]
-    async with desk.database.publish() as session:
+    async with desk.database.publish(alone=True) as session:
         work = Work(session, desk.now, peppers, prune=arguments.prune)
         await bring_about(work, said)
     return [_row(change, planned=False) for change in work.changes]

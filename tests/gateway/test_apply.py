@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,8 +35,11 @@ class Shop:
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         code = main([*arguments, "--data-dir", str(self.folder), "--database-url", self.url])
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        return code, *self.said()
+
+    def said(self) -> tuple[str, str]:
+        """Since the last time, on stdout and stderr."""
+        return self._capsys.readouterr()
 
     def apply(self, file: Path | str, *more: str) -> list[dict[str, str]]:
         code, out, err = self.run("apply", "-f", str(self._file(file)), "--json", *more)
@@ -155,6 +159,18 @@ def test_a_file_that_fails_late_changes_nothing(shop):
     told = shop.refused(bad)
     assert "organisations.acme.projects.last.people.nobody@acme.example" in told
     assert run(asked(shop, "SELECT count(*) FROM organisation")) == [(0,)]
+
+
+def test_of_those_who_apply_a_file_at_once_one_does_and_the_rest_find_it_done(shop):
+    file = str(shop._file(SMALL))
+    shop.run("tenant", "list")  # there is a pepper
+    command = ["apply", "-f", file, "--data-dir", str(shop.folder), "--database-url", shop.url]
+    with ThreadPoolExecutor(4) as threads:
+        codes = list(threads.map(main, [command] * 4, timeout=60))
+    said = shop.said()
+    assert codes == [0] * 4, said
+    assert run(asked(shop, "SELECT count(*) FROM organisation WHERE name = 'acme'")) == [(1,)]
+    assert shop.apply(SMALL) == []
 
 
 def test_a_wrong_price_is_corrected_by_another(shop):
