@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
 from zlib import crc32
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -48,8 +49,7 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What matters about a request here."""
 
     digest: str | None = None  # of its adapter; None: the base alone

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import TypeVar
 
+import msgspec
 from msgspec import structs
 
 from engine.protocol import Finish, Output, TokenLogprobs
@@ -22,8 +23,7 @@ from gateway.inference.tokenizer import Tokenizer
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True):
     """Tokens of a whole request. A prompt counts once, however many choices it has."""
 
     prompt: int

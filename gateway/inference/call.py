@@ -8,10 +8,11 @@ from it.
 import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Protocol
+
+import msgspec
 
 from gateway.background import to_the_end
 from gateway.errors import AdapterRetired, DeadlineExceeded, EngineFailed, EngineLost, GatewayError
@@ -42,8 +43,7 @@ class Asked(Protocol):
     def until_gone(self) -> AbstractAsyncContextManager[None]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """What one request holds, and what it may cost."""
 
     lease: Lease

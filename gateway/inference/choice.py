@@ -5,7 +5,8 @@ the last one billed. Stop strings are not looked for in the first ``min_tokens``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.protocol import Finish, Output, TokenLogprobs, Usage
 from gateway.inference.call_reader import CallDelta, CallReader
@@ -17,8 +18,7 @@ from gateway.inference.tokenizer import Tokenizer
 REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.GRANT: "length"}
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What one choice gained. Empty text and no reason: nothing to send."""
 
     text: str = ""

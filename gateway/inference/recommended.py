@@ -7,13 +7,15 @@ asks for temperature 0.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.protocol import Sampling
 from gateway.config import ConfigError
 
 FILE = "generation_config.json"
 MOST_TOP_K = 2**31 - 1
+LEAST_TEMPERATURE = 1e-5
 REPETITION = (0.01, 10)  # smaller ones make logits overflow
 LIMITS: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 2), "top_p": (0, 1), "top_k": (-1, MOST_TOP_K), "min_p": (0, 1),
@@ -30,6 +32,24 @@ class Recommended:
     top_k: int = 0  # 0: all
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    sampling: Sampling = field(init=False, repr=False, compare=False)  # where a client says nothing
+
+    def __post_init__(self) -> None:
+        temperature, top_p = drawn(self.temperature, self.top_p)
+        made = Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        )
+        object.__setattr__(self, "sampling", made)
+
+
+def drawn(temperature: float, top_p: float) -> tuple[float, float]:
+    """As engines have it: greedy where either says so."""
+    greedy = top_p == 0 or temperature < LEAST_TEMPERATURE
+    return (0.0, 1.0) if greedy else (temperature, top_p)
 
 
 def read_recommended(model_dir: Path) -> Recommended:

@@ -16,31 +16,27 @@ from gateway.inference.fields import (
     out_of_range,
     wrong_count,
 )
-from gateway.inference.recommended import REPETITION, Recommended
+from gateway.inference.recommended import REPETITION, Recommended, drawn
 from gateway.inference.tokenizer import Tokenizer
 
 MOST_BIASES = 1024
 MOST_ALLOWED = 1 << 16
 MOST_BAD_WORDS, MOST_WORD_CHARS = 256, 256
-LEAST_TEMPERATURE = 1e-5
-
-
 _FIELDS = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "min_tokens", "allowed_token_ids",
 })  # fmt: skip
 UNSAID = Recommended()
-_PLAIN = Sampling(temperature=1.0, top_p=1.0)
 
 
 def read_sampling(fields: Fields, unsaid: Recommended = UNSAID) -> Sampling:
     """``unsaid``: what holds where a client says nothing. Raises InvalidRequest."""
-    if unsaid is UNSAID and not fields.has_any(_FIELDS):
-        return _PLAIN
-    temperature = fields.number("temperature", 0, 2, default=unsaid.temperature)
-    top_p = fields.number("top_p", 0, 1, default=unsaid.top_p)
-    if top_p == 0 or temperature < LEAST_TEMPERATURE:
-        temperature, top_p = 0.0, 1.0
+    if not fields.has_any(_FIELDS):
+        return unsaid.sampling
+    temperature, top_p = drawn(
+        fields.number("temperature", 0, 2, default=unsaid.temperature),
+        fields.number("top_p", 0, 1, default=unsaid.top_p),
+    )
     top_k = fields.integer("top_k", -1, MOST_TOKEN_ID)
     return Sampling(
         temperature=temperature,

@@ -1,6 +1,6 @@
 """What a client may ask of the two generating endpoints."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gateway.errors import InvalidRequest
 from gateway.inference.album import Album
@@ -18,16 +18,14 @@ MOST_PROMPTS = 256
 UNSAID_COMPLETION = 16  # tokens of a completion whose client names no maximum, as OpenAI's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     messages: tuple[Message, ...]
     rendering: Rendering
     tools: Toolbox | None  # None: nothing may be called
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     prompts: tuple[str | tuple[int, ...], ...]
     echo: bool

@@ -8,9 +8,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import msgspec
 from msgspec import structs
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -44,8 +44,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class _Settlement:
+class _Settlement(msgspec.Struct, frozen=True):
     """One that the store has yet to hear of."""
 
     lease: str
@@ -271,7 +270,7 @@ class RateLimiter:
             each.lease, tokens=each.tokens, money=each.nano, lost=each.lost, orphan=each.orphan
         )
         if not told:  # the next time it may have heard this one: then nothing is to be charged
-            self._unsettled.append(replace(each, orphan=True))
+            self._unsettled.append(structs.replace(each, orphan=True))
         return told
 
     async def _settle_late(self) -> None:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from gateway import redis as names
 from gateway.identity.principal import Principal
 from gateway.limits.models import Level
@@ -79,8 +81,7 @@ class Subject:
     model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(msgspec.Struct, frozen=True):
     """What a request is for, as far as limits ask."""
 
     model: str = ""  # public name; "" where it is not known yet
