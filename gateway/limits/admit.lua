@@ -79,30 +79,38 @@ for i, ask in ipairs(asks) do
 end
 
 if wait == 0 and lease then
-  local record = {}
+  local record = {} -- what is settled to the token, or held until then; see settle.lua
   for i, ask in ipairs(asks) do
-    if ask.cost > 0 then
-      local position, born = 0, 0
-      if ask.kind == 'r' then
-        local b = ask.bucket
-        b.level = b.level + ask.cost * UNIT
-        redis.call('HSET', ask.key, 'level', whole(b.level), 'at', whole(b.at),
-          'gone', whole(b.gone), 'born', whole(b.born))
-        redis.call('PEXPIRE', ask.key, math.ceil(b.level / ask.limit) + 1000)
-        ask.level, position, born = b.level, b.gone + b.level, b.born
-      elseif ask.kind == 'c' then
-        ask.level = redis.call('INCRBY', ask.key, ask.cost)
-        redis.call('PEXPIREAT', ask.key, math.max(ask.ends, now) + late_ms)
-      elseif ask.kind == 's' then
-        redis.call('ZADD', ask.key, now + slot_ms, lease)
-        redis.call('PEXPIRE', ask.key, slot_ms + 1000)
-        ask.level = ask.level + 1
-      else
-        ask.held = redis.call('HINCRBY', ask.key, 'held', whole(money))
-        redis.call('HSET', ask.key, 'open ' .. lease, whole(money) .. ' ' .. whole(now + lease_ms))
+    local key, cost = ask.key, ask.cost
+    if cost == 0 then
+      -- looked at
+    elseif ask.kind == 'r' then
+      local b = ask.bucket
+      b.level = b.level + cost * UNIT
+      redis.call('HSET', key, 'level', b.level, 'at', b.at, 'gone', b.gone, 'born', b.born)
+      redis.call('PEXPIRE', key, math.ceil(b.level / ask.limit) + 1000)
+      ask.level = b.level
+      if ask.unit == 'tokens' then
+        record[#record + 1] = 'r tokens ' .. whole(ask.limit) .. ' ' .. whole(cost) .. ' '
+          .. whole(b.gone + b.level) .. ' ' .. whole(b.born) .. ' ' .. key
       end
-      record[#record + 1] = table.concat({ask.kind, ask.unit, whole(ask.limit), whole(ask.cost),
-        whole(position), whole(born), ask.key}, ' ')
+    elseif ask.kind == 'c' then
+      ask.level = redis.call('INCRBY', key, cost)
+      if ask.level == cost or ask.ends < now then -- it is new, or lives while it is asked for
+        redis.call('PEXPIREAT', key, math.max(ask.ends, now) + late_ms)
+      end
+      if ask.unit == 'tokens' then
+        record[#record + 1] = 'c tokens 0 ' .. whole(cost) .. ' 0 0 ' .. key
+      end
+    elseif ask.kind == 's' then
+      redis.call('ZADD', key, now + slot_ms, lease)
+      redis.call('PEXPIRE', key, slot_ms + 1000)
+      ask.level = ask.level + 1
+      record[#record + 1] = 's slots 0 0 0 0 ' .. key
+    else
+      ask.held = redis.call('HINCRBY', key, 'held', money)
+      redis.call('HSET', key, 'open ' .. lease, whole(money) .. ' ' .. whole(now + lease_ms))
+      record[#record + 1] = 'm money 0 0 0 0 ' .. key
     end
   end
   redis.call('SET', lease, table.concat(record, '\n'), 'PX', lease_ms)

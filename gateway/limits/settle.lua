@@ -36,8 +36,8 @@ local function pour_back(key, limit, cost, position, born)
   end
   if back == 0 then return end
   level = level - back
-  redis.call('HSET', key, 'level', whole(level), 'at', whole(math.max(now, at)),
-    'gone', whole(gone + math.max(0, back)), 'born', found[4] or whole(now))
+  redis.call('HSET', key, 'level', level, 'at', math.max(now, at),
+    'gone', gone + math.max(0, back), 'born', found[4] or now)
   redis.call('PEXPIRE', key, math.ceil(level / limit) + 1000)
 end
 
