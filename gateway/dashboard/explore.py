@@ -19,7 +19,7 @@ from gateway.dashboard.sheet import csv_answer
 from gateway.dashboard.timespan import INTERVALS, RANGES, timespan_of
 from gateway.dashboard.visit import Visit
 from gateway.errors import InvalidRequest
-from gateway.usage.report import Group, Only, Usage, UsageReport
+from gateway.usage.report import SPEND, Group, Largest, Only, Usage, UsageReport, Window
 
 NONE = "none"
 TOPS = (3, 5, MOST_SERIES)
@@ -32,16 +32,28 @@ class Metric:
     name: str
     unit: str
     of: Callable[[Usage], int]
+    sums: tuple[str, ...]  # what the database adds up for the same number
 
 
 METRICS = {
-    "spend": Metric("Spend", "usd", lambda usage: usage.cost.total),
-    "requests": Metric("Requests", "count", lambda usage: usage.requests),
-    "input": Metric("Tokens in", "tokens", lambda usage: usage.prompt_tokens),
-    "cached": Metric("Cached tokens in", "tokens", lambda usage: usage.cached_tokens),
-    "output": Metric("Tokens out", "tokens", lambda usage: usage.completion_tokens),
-    "tokens": Metric("All tokens", "tokens", lambda u: u.prompt_tokens + u.completion_tokens),
-    "unpriced": Metric("Requests without a price", "count", lambda usage: usage.unpriced),
+    "spend": Metric("Spend", "usd", lambda usage: usage.cost.total, SPEND),
+    "requests": Metric("Requests", "count", lambda usage: usage.requests, ("requests",)),
+    "input": Metric("Tokens in", "tokens", lambda usage: usage.prompt_tokens, ("prompt_tokens",)),
+    "cached": Metric(
+        "Cached tokens in", "tokens", lambda usage: usage.cached_tokens, ("cached_tokens",)
+    ),
+    "output": Metric(
+        "Tokens out", "tokens", lambda usage: usage.completion_tokens, ("completion_tokens",)
+    ),
+    "tokens": Metric(
+        "All tokens",
+        "tokens",
+        lambda usage: usage.prompt_tokens + usage.completion_tokens,
+        ("prompt_tokens", "completion_tokens"),
+    ),
+    "unpriced": Metric(
+        "Requests without a price", "count", lambda usage: usage.unpriced, ("unpriced",)
+    ),
 }
 GROUPS: Mapping[str, tuple[str, Group | None]] = {
     NONE: ("nothing", None),
@@ -85,9 +97,8 @@ async def explore(visit: Visit) -> Content:
         buckets = await report.between(span.edges, group_by=question.groups, only=question.only)
         return _csv(question, visit, span.edges, buckets, named)
     metric = METRICS[question.metric]
-    lines = _lines(await report.within(span.window, group_by=question.groups, only=question.only),
-                   metric)  # fmt: skip
-    series = await _series(report, question, span.edges, [name for name, _ in lines], named)
+    largest = await _largest(report, question, span.window)
+    series = await _series(report, question, span.edges, largest, named)
     models = sorted(name for (name,) in await report.within(span.window, group_by=("model",)))
     return {
         "question": question, "span": span, "ranges": RANGES, "intervals": INTERVALS,
@@ -98,13 +109,13 @@ async def explore(visit: Visit) -> Content:
             unit=metric.unit, span=span, series=_shaped(series, question.shape),
             kind="bars" if question.shape == "bars" else "lines", summed=question.shape != "sum",
         ),
-        "lines": [(named(name), usage, metric.of(usage)) for name, usage in lines[:MOST_LINES]],
-        "left_out": max(0, len(lines) - MOST_LINES),
-        "total": sum((usage for _, usage in lines), Usage()),
-        "most": max((metric.of(usage) for _, usage in lines), default=0),
-        "whole": sum(metric.of(usage) for _, usage in lines),
+        "lines": [(named(name), usage, metric.of(usage)) for name, usage in largest.lines],
+        "left_out": largest.groups - len(largest.lines),
+        "total": largest.whole,
+        "most": max((metric.of(usage) for _, usage in largest.lines), default=0),
+        "whole": metric.of(largest.whole),
         "text": UNITS[metric.unit],
-        "project_choices": sorted(names.projects.items(), key=lambda choice: choice[1]),
+        "project_choices": _projects(visit, names),
         "model_choices": [(each, each) for each in models],
     }  # fmt: skip
 
@@ -122,6 +133,15 @@ def question_of(visit: Visit) -> Question:
             column: (query[name],) for name, column in FILTERS.items() if query.get(name)
         }),
     )  # fmt: skip
+
+
+def _projects(visit: Visit, names: Names) -> list[tuple[str, str]]:
+    """An organisation's; those of all are too many to choose from, and there organisations come
+    first."""
+    if visit.organisation:
+        return sorted(names.projects.items(), key=lambda choice: choice[1])
+    chosen = visit.query.get("project")
+    return [(chosen, names.of_owner(chosen))] if chosen else []
 
 
 def _offered(visit: Visit) -> dict[str, str]:
@@ -160,35 +180,39 @@ async def _series(
     report: UsageReport,
     question: Question,
     edges: Sequence[datetime],
-    order: Sequence[str],  # every group, the largest first
+    largest: Largest,
     named: Callable[[str], str],
 ) -> tuple[Series, ...]:
     """The largest, and all others as one: of those, however many they are, only sums are read."""
     metric, only = METRICS[question.metric], question.only
-    first = order if len(order) == question.top + 1 else order[: question.top]
+    several = question.top + (largest.groups == question.top + 1)  # one alone is no "others"
+    first = [name for name, _ in largest.lines[:several]]
     if (column := GROUPS[question.by][1]) is not None:
         only = replace(only, **{column: tuple(first)})
-    if not order:
+    if not first:
         return ()
     found = await report.between(edges, group_by=question.groups, only=only)
     values = [{_key(group): metric.of(usage) for group, usage in each.items()} for each in found]
     if question.by == NONE:
         return (Series(metric.name, tuple(each.get("", 0) for each in values)),)
     shown = [Series(named(each), tuple(v.get(each, 0) for v in values)) for each in first]
-    if len(first) < len(order):
+    if len(first) < largest.groups:
         wholes = await report.between(edges, only=question.only)
         rest = tuple(
             sum(map(metric.of, whole.values())) - sum(part.values())
             for whole, part in zip(wholes, values, strict=True)
         )
-        shown.append(Series(f"{OTHER} ({len(order) - len(first)})", rest, is_rest=True))
+        shown.append(Series(f"{OTHER} ({largest.groups - len(first)})", rest, is_rest=True))
     return tuple(shown)
 
 
-def _lines(sums: Mapping[tuple[str, ...], Usage], metric: Metric) -> list[tuple[str, Usage]]:
-    """The largest first."""
-    lines = [(_key(group), usage) for group, usage in sums.items()]
-    return sorted(lines, key=lambda line: (-metric.of(line[1]), line[0]))
+async def _largest(report: UsageReport, question: Question, window: Window) -> Largest:
+    column, only = GROUPS[question.by][1], question.only
+    if column is None:
+        whole = (await report.within(window, only=only)).get(())
+        return Largest() if whole is None else Largest([("", whole)], 1, whole)
+    by = (METRICS[question.metric].sums,)
+    return await report.largest(window, column, by=by, most=MOST_LINES, only=only)
 
 
 def _csv(

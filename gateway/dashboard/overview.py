@@ -12,7 +12,7 @@ from gateway.dashboard.timespan import RANGES, Timespan, timespan_of
 from gateway.dashboard.visit import Visit
 from gateway.usage.pace import FAILURES, FIRST, TOKEN, quantile
 from gateway.usage.pace_repository import PaceRepository
-from gateway.usage.report import Group, Usage, Window
+from gateway.usage.report import SPEND, Group, Usage, Window
 
 MOST_LINES = 6
 Sums = Mapping[tuple[str, ...], Usage]
@@ -57,7 +57,7 @@ async def overview(visit: Visit) -> dict[str, Any]:
     report = visit.report()
     owner: Group = "project_id" if visit.organisation else "organisation_id"
     buckets = await report.between(span.edges, group_by=("model",))
-    owners = _by(await report.within(span.window, group_by=(owner,)))
+    owners = await report.largest(span.window, owner, by=(SPEND, ("requests",)), most=MOST_LINES)
     models = _by(*buckets)
     usage = sum(models.values(), Usage())
     names = await Names.of_owners(visit)
@@ -74,7 +74,7 @@ async def overview(visit: Visit) -> dict[str, Any]:
         "rankings": [
             Ranking("Projects" if visit.organisation else "Organisations", "Name", [
                 Line(names.of_owner(name), used, names.href(name))
-                for name, used in _first(owners)
+                for name, used in owners.lines
             ]),
             Ranking("Models", "Name", [Line(name, used) for name, used in _first(models)]),
         ],

@@ -29,7 +29,9 @@ __all__ = [
     "EVER",
     "HOUR",
     "MINUTE",
+    "SPEND",
     "Bucket",
+    "Largest",
     "Line",
     "Only",
     "Usage",
@@ -40,6 +42,7 @@ __all__ = [
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 EVERYTHING = Only()
+SPEND = ("input_nano", "cached_nano", "output_nano", "storage_nano")
 EVER = Window(EPOCH, datetime(9999, 1, 1, tzinfo=UTC))
 
 Group = Literal[
@@ -85,6 +88,15 @@ NOTHING = Usage()
 class Line:
     group: tuple[str, ...]  # values, in the order of ``group_by``
     usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """Of ``groups`` groups those that come first, and the sum of all."""
+
+    lines: list[tuple[str, Usage]] = field(default_factory=list)
+    groups: int = 0
+    whole: Usage = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,28 @@ class UsageReport:
         edges = [window.start, window.end]
         return (await self.between(edges, group_by=group_by, only=only))[0]
 
+    async def largest(
+        self,
+        window: Window,
+        group: Group,
+        *,
+        by: Sequence[Sequence[str]],
+        most: int,
+        only: Only = EVERYTHING,
+    ) -> Largest:
+        """The groups of a window on quarters of an hour that have the most, chosen by the database.
+
+        Args:
+            by: names of sums to be added up, ``SPEND`` for one; where two groups have as many the
+                next decides, and in the end their names.
+        """
+        rows = await self._rows.largest(window, group, by, most, only)
+        if not rows:
+            return Largest()
+        lines = [(str(name), _usage(values[: len(SUMS)])) for name, *values in rows]
+        count, *whole = rows[0][1 + len(SUMS) :]
+        return Largest(lines, count, _usage(whole))
+
     async def lines(
         self, window: Window, group_by: Sequence[Group], *, only: Only = EVERYTHING
     ) -> list[Line]:
@@ -175,14 +209,19 @@ def _check(window: Window, width: timedelta) -> None:
 
 def _parsed(rows: Sequence[Any], groups: int) -> Iterator[tuple[datetime, tuple[str, ...], Usage]]:
     for slot, *values in rows:
-        sums = dict(zip(SUMS, map(int, values[groups:]), strict=True))
-        cost = Cost(
-            input=sums.pop("input_nano"),
-            cached_input=sums.pop("cached_nano"),
-            output=sums.pop("output_nano"),
-            storage=sums.pop("storage_nano"),
-        )
-        yield _aware(slot), tuple(map(str, values[:groups])), Usage(**sums, cost=cost)
+        yield _aware(slot), tuple(map(str, values[:groups])), _usage(values[groups:])
+
+
+def _usage(values: Sequence[Any]) -> Usage:
+    """Of ``SUMS``, in their order."""
+    sums = dict(zip(SUMS, map(int, values), strict=True))
+    cost = Cost(
+        input=sums.pop("input_nano"),
+        cached_input=sums.pop("cached_nano"),
+        output=sums.pop("output_nano"),
+        storage=sums.pop("storage_nano"),
+    )
+    return Usage(**sums, cost=cost)
 
 
 def _aware(time: datetime | str) -> datetime:

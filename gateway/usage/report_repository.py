@@ -1,6 +1,6 @@
 """What an organisation or a project used: roll-ups, and the events not yet in them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -132,6 +132,22 @@ class ReportRepository:
         rows = await self._summed(select(place.label("slot"), *others).cte(), group_by)
         return [(edges[number - 1], *values) for number, *values in rows]
 
+    async def largest(
+        self, window: Window, group: str, by: Sequence[Sequence[str]], most: int, only: Only
+    ) -> Sequence[Any]:
+        """Rows of (the group, its sums, how many groups there are, the sums of them all), of the
+        groups with the largest ``by``: each a sum of sums, the first the most important."""
+        facts = (await self._by_slot(Asked(window, (group,), only, WEEK))).cte()
+        each = [func.sum(facts.c[name]).label(name) for name in SUMS]
+        sums = select(facts.c[group], *each).group_by(facts.c[group]).cte()
+        totals: list[Any] = [sum(sums.c[name] for name in names) for names in by]
+        order = [total.desc() for total in totals]
+        named = sums.c[group].collate("C") if is_postgres(self._session) else sums.c[group]
+        columns = [sums.c[group], *(sums.c[name] for name in SUMS)]
+        wholes = [func.sum(sums.c[name]).over() for name in SUMS]
+        statement = select(*columns, func.count().over(), *wholes)
+        return (await self._session.execute(statement.order_by(*order, named).limit(most))).all()
+
     def _place(self, slot: Any, edges: Sequence[datetime]) -> ColumnElement[int]:
         """Between which edges: 1 for the first two."""
         if len(edges) == 2:
@@ -164,15 +180,18 @@ class ReportRepository:
             else:
                 whole = self._rolled(UsageDay, UsageDay.day, (start, end), asked)
                 parts.append(whole.where(UsageDay.grain == (WEEKLY if step == WEEK else grain)))
-        tail = self._events(event.slot, asked, by_log=True)
-        tail = tail.where(event.slot >= first, event.slot < last)
+
+        def tail() -> Select[Any]:
+            rows = self._events(event.slot, asked, by_log=True)
+            return rows.where(event.slot >= first, event.slot < last)
+
         parts += await self._not_rolled(tail)
         if (first, last) != (window.start, window.end):
             ragged = or_(event.started_at < first, event.started_at >= last)
             parts.append(self._events(event.slot, asked).where(ragged))
-        return union_all(*parts or [tail.where(false())])
+        return union_all(*parts or [tail().where(false())])
 
-    async def _not_rolled(self, events: Select[Any]) -> list[Select[Any]]:
+    async def _not_rolled(self, events: Callable[[], Select[Any]]) -> list[Select[Any]]:
         """Those of the events that are not in the roll-ups, if any log has some.
 
         Where a transaction sees one instant that is asked first: mostly there is none, and else
@@ -181,10 +200,10 @@ class ReportRepository:
         """
         behind, event = _behind(), UsageEvent
         if not sees_one_instant(self._session):
-            joined = events.join(behind, behind.c.log == event.log)
+            joined = events().join(behind, behind.c.log == event.log)
             return [joined.where(event.batch > behind.c.rolled)]
         found = (await self._session.execute(select(behind))).all()
-        return [events.where(event.log == log, event.batch > rolled) for log, rolled in found]
+        return [events().where(event.log == log, event.batch > rolled) for log, rolled in found]
 
     def _rolled(
         self,

@@ -7,10 +7,22 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 import sqlalchemy
 
+from gateway.dashboard.explore import METRICS
 from gateway.errors import InvalidRequest
 from gateway.usage.event import Event, Kind, month_of, slot_of
 from gateway.usage.log import Position
-from gateway.usage.report import DAY, EVER, HOUR, MINUTE, Only, Usage, UsageReport, Window
+from gateway.usage.report import (
+    DAY,
+    EVER,
+    HOUR,
+    MINUTE,
+    SPEND,
+    Largest,
+    Only,
+    Usage,
+    UsageReport,
+    Window,
+)
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.rollups import Rollups
 
@@ -296,3 +308,39 @@ async def test_what_is_not_rolled_up_is_found_by_its_log_among_any_number(databa
         steps = [step for *_, step in plan if "usage_event" in step]
     assert len(steps) == 1
     assert "ix_usage_event_log_batch" in steps[0]
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+async def test_the_largest_are_those_that_would_come_first_of_all(database, metric):
+    """Some rolled up, some not, some as large as others; names in the order of their codes."""
+    draw = random.Random(3)
+    names = ["b", "B", "a", "Ä", "é", "zz", "_", "9", "a-b", "ab"]
+    for number in range(40):
+        tokens = draw.choice((5, 10, 20))
+        changes = {"model": draw.choice(names), "prompt_tokens": tokens}
+        changes |= {"input_nano": tokens, "cost_nano": tokens + 50}
+        await write(database, event(NOON + number % 7 * QUARTER, **changes))
+        if number == 25:
+            await Rollups(database).roll_up()
+    of, sums, window = METRICS[metric].of, METRICS[metric].sums, Window(NOON, NOON + DAY)
+    async with database.reading() as session:
+        report = UsageReport(session, "org_1")
+        every = await report.within(window, group_by=("model",))
+        largest = await report.largest(window, "model", by=(sums,), most=4)
+        nothing = await report.largest(Window(NOON - DAY, NOON), "model", by=(sums,), most=4)
+    order = sorted(every.items(), key=lambda line: (-of(line[1]), line[0]))
+    assert largest.lines == [(name, usage) for (name,), usage in order[:4]]
+    assert largest.groups == len(every)
+    assert largest.whole == sum(every.values(), Usage())
+    assert nothing == Largest()
+
+
+async def test_the_next_sum_decides_between_the_largest_and_then_their_names(database):
+    await write(database, *(event(model=name) for name in ("c", "a", "b")))
+    free = dict.fromkeys(("cost_nano", "input_nano", "cached_nano", "output_nano"), 0)
+    await write(database, event(model="b", **free))
+    async with database.reading() as session:
+        largest = await UsageReport(session, "org_1").largest(
+            Window(NOON, NOON + DAY), "model", by=(SPEND, ("requests",)), most=5
+        )
+    assert [name for name, _ in largest.lines] == ["b", "a", "c"]
