@@ -124,7 +124,9 @@ async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
         )
         change = {"subject": arguments.model, "tier": price.tier}
         await desk.note(session, NOBODY, "price.created", price.id, change=change)
-        return _row(price)
+        await session.flush()
+        rows = _price_rows(await LedgerRepository(session).prices())
+        return next(row for row in rows if row["id"] == price.id)
 
 
 async def reprice(desk: Desk, arguments: argparse.Namespace) -> Row:
@@ -244,10 +246,22 @@ def _period(row: ClosedPeriod) -> Row:
 
 async def list_prices(desk: Desk, _arguments: argparse.Namespace) -> Sequence[Row]:
     async with desk.database.reading() as session:
-        return [_row(price) for price in await LedgerRepository(session).prices()]
+        return _price_rows(await LedgerRepository(session).prices())
 
 
-def _row(price: Price) -> Row:
+def _price_rows(prices: Sequence[Price]) -> list[Row]:
+    """Each holds until the next of the same model and tier, if there is one: one from the same
+    time as a later made one never does."""
+    ends: dict[tuple[str | None, str], datetime] = {}
+    rows = []
+    for price in sorted(prices, key=lambda each: (each.effective_from, each.id), reverse=True):
+        subject = price.base_model or price.adapter_id, price.tier
+        rows.append(_row(price, ends.get(subject)))
+        ends[subject] = price.effective_from
+    return rows[::-1]
+
+
+def _row(price: Price, until: datetime | None) -> Row:
     def per_million(pico: int) -> str:
         return dollars(pico * (10**9 // PICO_PER_DOLLAR_PER_MILLION))
 
@@ -260,4 +274,5 @@ def _row(price: Price) -> Row:
         "storage": dollars(price.storage_pico, places=12),
         "tier": price.tier,
         "from": price.effective_from,
+        "until": until,
     }

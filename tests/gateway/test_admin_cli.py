@@ -266,7 +266,12 @@ def test_usage_prices_and_settling(shell):
     tenant = shell.ok("tenant", "create", "acme")
     price = ("--input", "0.15", "--cached-input", "0.015", "--output", "0.6")
     shell.ok("price", "set", "smol", *price)
-    assert shell.ok("price", "list")[0]["cached_input"] == "0.015"
+    (now,) = shell.ok("price", "list")
+    assert (now["cached_input"], now["until"]) == ("0.015", None)
+    before = shell.ok("price", "set", "smol", *price, "--from", "2026-01-01")
+    assert before["until"] == now["from"]  # the later one holds from there on
+    other = shell.ok("price", "set", "smol", *price, "--from", "2026-01-01", "--tier", "batch")
+    assert other["until"] is None
     usage_log = UsageLog(DataDir(shell.data_dir).usage_log(0))
 
     async def serve_a_little() -> None:
