@@ -51,6 +51,10 @@ class Callers:
 
     async def identify(self, request: Request, tenant: str | None) -> Caller:
         principal = await self._gate.identify(request)
+        if principal.models is not None:
+            raise PermissionDenied(
+                "This API key is for some models alone, and looks after no adapters."
+            )
         if not principal.admin:
             if tenant not in (None, principal.project_name):
                 raise no_tenant(tenant)

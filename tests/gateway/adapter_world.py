@@ -82,6 +82,8 @@ async def opened(
         for name in ("acme", "globex"):
             project = await service.create_project(name)
             keys[name] = service.issue(project, KeyTerms(), peppers=peppers).text
+            narrow = KeyTerms(models=("bot",))
+            keys[f"{name} narrow"] = service.issue(project, narrow, peppers=peppers).text
         owner = await service.organisation("default")
         keys["admin"] = service.issue_admin(owner, KeyTerms(), peppers=peppers).text
         keys["viewer"] = service.issue_admin(

@@ -227,6 +227,27 @@ async def test_an_admin_key_does_what_its_role_may(world, tmp_path):
         assert answer.status_code == 403, (method, path, answer.text)
 
 
+async def test_a_key_for_some_models_cannot_make_itself_others(world, tmp_path):
+    await world.push("bot", adapter(tmp_path / "a"))
+    await world.push("other", adapter(tmp_path / "b", 1))
+    alias = {"version": "other@1"}
+    for method, path in (
+        ("GET", "/v1/adapters"),
+        ("GET", "/v1/adapters/other"),
+        ("PUT", "/v1/adapters/aliases/bot2"),
+        ("POST", "/v1/adapters/bot/retire"),
+        ("DELETE", "/v1/adapters/other"),
+        ("POST", "/v1/adapters/uploads"),
+    ):
+        answer = await world.call(method, path, "acme narrow", json=alias | {"adapter": "bot"})
+        assert answer.status_code == 403, (method, path, answer.text)
+        assert "for some models alone" in answer.json()["error"]["message"]
+    assert (await world.push("bot", adapter(tmp_path / "c", 2), "acme narrow")).status_code == 403
+    for name in ("bot", "other"):
+        found = (await world.call("GET", f"/v1/adapters/{name}")).json()
+        assert [each["version"] for each in found["versions"]] == [1]
+
+
 async def test_an_operators_adapter_is_granted_to_chosen_tenants(world, tmp_path):
     await world.push("shared", adapter(tmp_path / "a"), "admin")
     grant = "/v1/adapters/shared/grants/globex"
