@@ -64,7 +64,13 @@ def _decode(rows: Sequence[Row]) -> str:
 def _linear(op: str, rows: Sequence[Row]) -> str:
     first = rows[0]
     title = f"{op}, {first['model']} {first['format']}, {first['device']}"
-    return plot(title, "rows", first["unit"], _three(rows, "", 0))
+    series = []
+    for colour, metric in enumerate(dict.fromkeys(row["metric"] for row in rows)):
+        chosen = [row for row in rows if row["metric"] == metric]
+        if colour:  # another way to take the time of the same: one floor will do
+            chosen = [{**row, "floor": None} for row in chosen]
+        series += _three(chosen, metric.removeprefix("time"), colour)
+    return plot(title, "rows", first["unit"], series)
 
 
 def _bars(stem: str, rows: Sequence[Row]) -> str:
