@@ -199,9 +199,9 @@ class AdapterDesk:
         }
 
     async def _new(self, form: CreateUpload, who: Caller) -> AdapterUpload:
-        checked_adapter(form.name, param="name")
-        if form.alias is not None:
-            checked_adapter(form.alias, param="alias")
+        names = {"name": form.name} | ({} if form.alias is None else {"alias": form.alias})
+        for param, name in names.items():
+            self._publisher.served.require_free(checked_adapter(name, param=param), param=param)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 row = await self._added(form, who)

@@ -85,8 +85,10 @@ async def receive_form(request: Request, *, limit: int) -> tuple[CreateUpload, d
 def counted_request(request: Request, limit: int) -> Request:
     """The same, but reading more than ``limit`` bytes of its body raises BodyTooLarge.
 
-    A body that stalls raises InvalidRequest.
+    A body that stalls raises InvalidRequest. Raises UnsupportedMediaType for one that is encoded.
     """
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType("Send the body without a content encoding.")
     received = 0
 
     async def receive() -> Message:

@@ -78,6 +78,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
     @router.put("/aliases/{alias}", summary="Switch an alias at once, or give a canary its share")
     async def set_alias(alias: str, form: SetAlias, who: Who) -> Json:
         canary = form.canary
+        publisher.served.require_free(alias, param="alias")
         async with publisher.database.publish(within=who.tenancy, alone=True) as session:
             row = await service_of(session, who).set_alias(
                 alias,

@@ -7,6 +7,8 @@ the base it was published for, whatever that is called.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.errors import InvalidRequest
+
 
 @dataclass(frozen=True, slots=True)
 class ServedBase:
@@ -30,6 +32,13 @@ class Bases:
     def fingerprints(self) -> dict[str, str]:
         """By name; empty where none is known."""
         return {base.name: base.fingerprint for base in self.all if base.fingerprint}
+
+    def require_free(self, name: str, *, param: str) -> None:
+        """Raises InvalidRequest: under a base's name nobody could reach an adapter."""
+        if name in self.names:
+            raise InvalidRequest(
+                f"{param} {name!r} is the served model's own name; choose another", param=param
+            )
 
     def name_of(self, fingerprint: str) -> str | None:
         """None: it is not served. What was published before bases were noted is the first's."""

@@ -257,4 +257,4 @@ def parse_reference(reference: str) -> tuple[str, int | None]:
 
 def not_found(reference: str) -> ResourceNotFound:
     """Also for what belongs to others: existence is not disclosed."""
-    return ResourceNotFound(f"no adapter {reference[:80]!r} in this tenant")
+    return ResourceNotFound(f"no adapter {reference[:80]!r} in this tenant", param="adapter")

@@ -227,6 +227,35 @@ async def test_an_admin_key_does_what_its_role_may(world, tmp_path):
         assert answer.status_code == 403, (method, path, answer.text)
 
 
+async def test_nothing_is_published_under_the_bases_name_where_nobody_could_reach_it(
+    world, tmp_path
+):
+    base = world.publisher.served.first
+    folder = adapter(tmp_path / "a")
+    assert (await world.push("bot", folder)).status_code == 201
+    for answer, param in (
+        (await world.push(base, folder), "name"),
+        (await world.push("other", folder, alias=base), "alias"),
+        (await world.call("POST", "/v1/adapters/uploads", json={"name": base}), "name"),
+        (
+            await world.call("PUT", f"/v1/adapters/aliases/{base}", json={"version": "bot@1"}),
+            "alias",
+        ),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param), error
+        assert "own name" in error["message"]
+
+
+async def test_a_form_in_another_encoding_is_refused_before_it_is_read(world, tmp_path):
+    files = [("f", (name, b"x")) for name in ("adapter_config.json", "adapter_model.safetensors")]
+    headers = world.auth() | {"content-encoding": "gzip"}
+    answer = await world.http.post(
+        "/v1/adapters", data={"name": "bot"}, files=files, headers=headers
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
 async def test_a_key_for_some_models_cannot_make_itself_others(world, tmp_path):
     await world.push("bot", adapter(tmp_path / "a"))
     await world.push("other", adapter(tmp_path / "b", 1))
