@@ -80,7 +80,9 @@ async def connected(address: str) -> EngineClient:
 
 
 @contextlib.asynccontextmanager
-async def pair(folder: Path, redis_url: str, database_url: str) -> AsyncIterator[Pair]:
+async def pair(
+    folder: Path, redis_url: str, database_url: str, *, silence_s: float = SILENCE_S
+) -> AsyncIterator[Pair]:
     ports = free_ports(2)
     addresses = [f"tcp:127.0.0.1:{port}" for port in ports]
     rigs: list[Rig] = []
@@ -90,7 +92,7 @@ async def pair(folder: Path, redis_url: str, database_url: str) -> AsyncIterator
         home.mkdir()
         settings = settings_in(
             home, database_url, redis_url, settle_interval_s=0.05, rollup_interval_s=0.2,
-            orphan_patience_s=PATIENCE_S, engine_silence_s=SILENCE_S, pepper=Secret("ab" * 32),
+            orphan_patience_s=PATIENCE_S, engine_silence_s=silence_s, pepper=Secret("ab" * 32),
         )  # fmt: skip
         settings = dataclasses.replace(settings, engines=("redis:",))
         if not key:
