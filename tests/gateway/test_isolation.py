@@ -82,6 +82,16 @@ async def test_without_a_tenant_that_exists_no_row_does(database, tenants, table
     assert nobody == await seen(database, Tenancy("org_none", "prj_none"), table) == 0
 
 
+async def test_a_forged_tenant_is_a_name_of_nobody_and_never_a_pattern_or_sql(database, tenants):
+    one = tenants["one/a"]
+    for forged in ("%", "_", "*", "' OR true --", f"{one.organisation} ", one.organisation.upper()):
+        for table in TABLES:
+            assert await seen(database, Tenancy(forged), table) == 0, (forged, table)
+            assert await seen(database, Tenancy(forged, one.project), table) == 0
+            if table != "project":  # of which an organisation may see its own
+                assert await seen(database, Tenancy(one.organisation, forged), table) == 0
+
+
 TABLES = ("project", "api_key", "adapter", "price", "usage_event", "usage_rollup")
 
 
