@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import orjson
 
 from gateway.errors import InvalidRequest, InvalidType
+from gateway.inference.finite import Ends
 
 Schema = Mapping[str, Any]
 
@@ -57,7 +58,7 @@ class JsonSchema:
             raise InvalidRequest(
                 f"{path} has {size} bytes; a schema may have {MOST_BYTES}.", param=path
             )
-        return cls(schema, tuple(ignored))
+        return cls(_finite(schema, path), tuple(ignored))
 
     def text(self, *, lenient: bool, white_space: str | None = None) -> str:
         """For the compiler. ``lenient``: what cannot be enforced is left out, with a warning.
@@ -83,6 +84,45 @@ def parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
     for key in _SINGLE:
         if isinstance(part := schema.get(key), Mapping):
             yield f".{key}", part
+
+
+def _finite(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """The same, without what a model could only begin: parts that no finite value satisfies.
+
+    Raises InvalidRequest where that is all of it.
+    """
+    if not any("$ref" in part for part in _all(schema)):
+        return schema
+    ends = Ends(schema, parts)
+    if not ends.of(schema):
+        at = f"{path}{ends.culprit()}"[:200]
+        raise InvalidRequest(
+            f"{at} cannot be followed: nothing matches it, as it holds itself without end.",
+            param=at,
+        )
+    for part in list(_all(schema)):
+        _bar(part, ends)
+    return schema
+
+
+def _all(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    stack: list[Any] = [schema]
+    while stack:
+        part = stack.pop()
+        yield part
+        stack.extend(inner for _, inner in parts(part))
+
+
+def _bar(part: dict[str, Any], ends: Ends) -> None:
+    """Say of parts that do not end that nothing matches them."""
+    for key in (*_NAMED, *_LISTED, *_SINGLE):
+        match part.get(key):
+            case dict() as named if key in _NAMED:
+                part[key] = {name: ends.of(inner) and inner for name, inner in named.items()}
+            case list() as listed:
+                part[key] = [ends.of(inner) and inner for inner in listed]
+            case dict() as inner if key in _SINGLE and not ends.of(inner):
+                part[key] = False
 
 
 def _is(value: object) -> TypeGuard[Schema]:
