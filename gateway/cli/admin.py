@@ -51,7 +51,7 @@ def _families() -> Iterable[Family]:
         _group("adapter", "adapters", "create, list and revoke a tenant's adapters"),
         _group("user", "users", "who signs in to the dashboard"),
         _group("credit", "credits", "grant and list credit that was paid in advance"),
-        _group("price", "usage", "set, list and correct prices", "add_prices"),
+        _group("price", "prices", "set, list and correct prices"),
         _group("period", "usage", "close and list billing months", "add_periods"),
         Family(
             "usage",

@@ -30,6 +30,8 @@ REDIS_TIMEOUT_S = 1.0
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 Command = Callable[["Desk", argparse.Namespace], Awaitable[Row | Sequence[Row]]]
 
+NOBODY = ""  # whose audit log has what belongs to no organisation
+
 
 class Desk:
     """Belongs to one command."""

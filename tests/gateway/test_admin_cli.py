@@ -11,8 +11,8 @@ import pytest
 
 from gateway.cli.admin import add_commands
 from gateway.cli.keys import parse_expiry
+from gateway.cli.moment import moment
 from gateway.cli.table import as_table
-from gateway.cli.usage import moment
 from gateway.config import DataDir
 from gateway.db import Database
 from gateway.errors import InvalidRequest, ModelNotFound, Unauthenticated
@@ -268,10 +268,15 @@ def test_usage_prices_and_settling(shell):
     shell.ok("price", "set", "smol", *price)
     (now,) = shell.ok("price", "list")
     assert (now["cached_input"], now["until"]) == ("0.015", None)
-    before = shell.ok("price", "set", "smol", *price, "--from", "2026-01-01")
-    assert before["until"] == now["from"]  # the later one holds from there on
-    other = shell.ok("price", "set", "smol", *price, "--from", "2026-01-01", "--tier", "batch")
-    assert other["until"] is None
+    early = ("price", "set", "smol", *price, "--from", "2026-01-01", "--json")
+    _, out, note = shell.run(*early)
+    assert json.loads(out)["until"] == now["from"]  # the later one holds from there on
+    assert "note: holds only until 20" in note
+    assert "note: what was charged already stays so until `loratorio price reprice --from" in note
+    _, out, note = shell.run(*early, "--tier", "batch")
+    assert (json.loads(out)["until"], "holds only" in note) == (None, False)
+    _, out, note = shell.run("price", "reprice", "--from", "2026-01-01")
+    assert "`loratorio price list` shows from when until when" in note
     usage_log = UsageLog(DataDir(shell.data_dir).usage_log(0))
 
     async def serve_a_little() -> None:

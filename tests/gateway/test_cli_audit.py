@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -74,7 +75,9 @@ def test_every_command_that_changes_something_is_audited(shell, tmp_path):
     do("adapter", "revoke", "support", "--tenant", "acme", "--grace", "2")
     do("credit", "grant", "5")
     do("price", "set", "smol", "--input", "1", "--cached-input", "1", "--output", "1")
-    do("price", "reprice", "--from", "2026-01-01")
+    code, out, _ = shell.run("price", "reprice", "--from", "2026-01-01", "--json")  # a note: none
+    assert code == 0
+    done["price reprice"] = json.loads(out)
     do("period", "close", "2026-01")
     invited = do("user", "add", "ada@acme.example", "--organisation", "default")
     changed = do("user", "password", "ada@acme.example")
