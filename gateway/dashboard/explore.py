@@ -90,14 +90,15 @@ class Question:
 async def explore(visit: Visit) -> Content:
     question = question_of(visit)
     span = timespan_of(visit.query, visit.days_zone, visit.now, default="30d")
-    names = await Names.of(visit)
     report = visit.report()
-    named = await names.namer(question.by)
     if visit.query.get("format") == "csv":
         buckets = await report.between(span.edges, group_by=question.groups, only=question.only)
+        named = await (await Names.of(visit)).namer(question.by)
         return _csv(question, visit, span.edges, buckets, named)
     metric = METRICS[question.metric]
     largest = await _largest(report, question, span.window)
+    names = await _names(visit, question, largest)
+    named = await names.namer(question.by)
     series = await _series(report, question, span.edges, largest, named)
     models = sorted(name for (name,) in await report.within(span.window, group_by=("model",)))
     return {
@@ -133,6 +134,12 @@ def question_of(visit: Visit) -> Question:
             column: (query[name],) for name, column in FILTERS.items() if query.get(name)
         }),
     )  # fmt: skip
+
+
+async def _names(visit: Visit, question: Question, largest: Largest) -> Names:
+    told = question.by in ("organisation", "project")
+    ids = [name for name, _ in largest.lines] if told else []
+    return await Names.among(visit, [*ids, *question.only.project_id])
 
 
 def _projects(visit: Visit, names: Names) -> list[tuple[str, str]]:

@@ -22,23 +22,28 @@ class NameRepository:
         self._session = session
         self._organisation = organisation
 
-    async def payers(self) -> Sequence[Any]:
-        """(id, name, billing) of each organisation."""
+    async def payers(self, ids: Sequence[str] | None = None) -> Sequence[Any]:
+        """(id, name, billing) of each organisation, or of those with these ids."""
         statement = select(Organisation.id, Organisation.name, Organisation.billing)
+        if ids is not None:
+            statement = statement.where(Organisation.id.in_(ids))
         if self._organisation is not None:
             statement = statement.where(Organisation.id == self._organisation)
         return (await self._session.execute(statement)).all()
 
-    async def organisations(self) -> dict[str, str]:
-        return {id: name for id, name, _ in await self.payers()}
+    async def organisations(self, ids: Sequence[str] | None = None) -> dict[str, str]:
+        """Those with these ids; None: all."""
+        return {id: name for id, name, _ in await self.payers(ids)}
 
-    async def projects(self) -> dict[str, str]:
-        """With their organisation's name, where there are several."""
+    async def projects(self, ids: Sequence[str] | None = None) -> dict[str, str]:
+        """The same; with their organisation's name, where there are several."""
         statement = select(Project.id, Organisation.name, Project.name, Project.archived_at).join(
             Organisation, Organisation.id == Project.organisation_id
         )
         if self._organisation is not None:
             statement = statement.where(Project.organisation_id == self._organisation)
+        if ids is not None:
+            statement = statement.where(Project.id.in_(ids))
         rows = await self._session.execute(statement)
         return {
             id: (name if self._organisation else f"{organisation}/{name}")

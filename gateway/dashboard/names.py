@@ -1,6 +1,6 @@
 """What people call what the ledger knows by id."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.dashboard.name_repository import NameRepository
@@ -26,11 +26,14 @@ class Names:
         return cls(visit, owners, projects)
 
     @classmethod
-    async def of_owners(cls, visit: Visit) -> "Names":
-        """Without projects where organisations are told apart."""
+    async def among(cls, visit: Visit, ids: Sequence[str]) -> "Names":
+        """Of these alone where an operator looks at all there are, which are thousands."""
         if visit.organisation:
             return await cls.of(visit)
-        return cls(visit, await NameRepository(visit.session, None).organisations(), {})
+        if not ids:
+            return cls(visit, {}, {})
+        rows = NameRepository(visit.session, None)
+        return cls(visit, await rows.organisations(ids), await rows.projects(ids))
 
     def of_owner(self, owner: str) -> str:
         return self.owners.get(owner) or self.projects.get(owner) or owner or NOBODY

@@ -60,7 +60,7 @@ async def overview(visit: Visit) -> dict[str, Any]:
     owners = await report.largest(span.window, owner, by=(SPEND, ("requests",)), most=MOST_LINES)
     models = _by(*buckets)
     usage = sum(models.values(), Usage())
-    names = await Names.of_owners(visit)
+    names = await Names.among(visit, [name for name, _ in owners.lines])
     return {
         "span": span,
         "ranges": RANGES,

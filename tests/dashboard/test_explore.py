@@ -83,3 +83,15 @@ async def test_names_are_no_formulas_in_a_spreadsheet(served, http):
     assert list(csv.reader(io.StringIO(bytes(body).decode(), newline=""))) == [
         ["'=cmd()", "'-1", "plain"], ["'@a", "5", "a,b"], ["'＝1", "'\n=1"],
     ]  # fmt: skip
+
+
+async def test_an_operators_page_names_whom_it_shows_and_reads_no_other_names(served, http):
+    http.cookies.set("loratorio-sign-in", await served.cookie(OPERATOR))
+    page = (await http.get("/explore?by=organisation&range=90d")).text
+    assert all(name in page for name in ("acme", "globex", "initech"))
+    project = served.world.events_of("acme")[0].project_id
+    page = (await http.get(f"/explore?by=project&range=90d&project={project}")).text
+    assert "acme/" in page
+    assert "globex/" not in page
+    page = (await http.get(f"/explore?by=model&range=90d&project={project}")).text
+    assert "acme/" in page  # the chosen one, by name
