@@ -37,6 +37,7 @@ from engine.stored_weights import (
     with_narrow_head,
 )
 
+CONTEXT = 4096  # tokens, where it is not said
 CONTEXT_BYTES = 600 << 20  # the CUDA context, libraries and compiled kernels
 GIB = 1 << 30
 DEFAULTS = EngineConfig(model="")
@@ -229,11 +230,12 @@ def _gib(count: int) -> str:
 def main(argv: Sequence[str]) -> int:
     """Returns 1 when not even one sequence fits. Raises EngineError."""
     options = _parser().parse_args(argv)
-    names = ("gpu", "context", "adapters", "rank", "kv_cache_dtype", "head_dtype",
+    names = ("gpu", "adapters", "rank", "kv_cache_dtype", "head_dtype",
              "adapter_dtype", "page_tokens",
              "max_num_seqs", "max_num_batched_tokens", "utilization", "members")  # fmt: skip
-    wish = Wish(**{name: getattr(options, name) for name in names})
+    wish = Wish(context=CONTEXT, **{name: getattr(options, name) for name in names})
     spec, weights = _model(options.model, options.format, wish.members)
+    wish = replace(wish, context=_context(options.context, spec))
     error = None
     if wish.head_dtype == HeadDtype.INT8:
         weights = with_narrow_head(spec, weights, wish.members)
@@ -256,7 +258,10 @@ def _parser() -> Parser:
         "--tensor-parallel-size", dest="members", type=count, default=1, metavar="N",
         help="GPUs that compute the model together",
     )  # fmt: skip
-    parser.add_argument("--context", type=count, default=4096, metavar="TOKENS")
+    parser.add_argument(
+        "--context", type=count, metavar="TOKENS",
+        help=f"of each sequence; {CONTEXT}, or what the model can, where it is not given",
+    )  # fmt: skip
     parser.add_argument("--adapters", type=_adapters, default=0, metavar="N")
     parser.add_argument("--rank", type=count, default=16)
     d = DEFAULTS
@@ -278,6 +283,14 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     return parser
+
+
+def _context(wanted: int | None, spec: ModelSpec) -> int:
+    if wanted is None:
+        return min(CONTEXT, spec.max_position)
+    if wanted > spec.max_position:
+        raise PlanInvalid(f"--context {wanted} exceeds the model's own {spec.length_limit}")
+    return wanted
 
 
 def _adapters(text: str) -> int:

@@ -109,6 +109,16 @@ def test_the_command_prints_json_and_says_by_its_exit_code_whether_it_fits(capsy
         main(["no-such-model"])
 
 
+def test_no_context_is_planned_that_the_model_does_not_have(capsys):
+    longest = of_shape(TINY, "awq")[0].max_position
+    with pytest.raises(PlanInvalid, match=f"exceeds .*max_position_embeddings={longest}"):
+        main(["tiny", "--context", str(longest + 1)])
+    assert main(["tiny", "--context", str(longest)]) == 0
+    assert f"sequences of {longest} tokens" in capsys.readouterr().out
+    assert main(["tiny"]) == 0
+    assert f"sequences of {min(4096, longest)} tokens" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("fmt", ["awq", "gptq-act-order", "fp8", "fp16"])
 def test_a_member_of_two_takes_half_of_what_is_cut_and_all_of_the_rest(fmt):
     spec, whole = of_shape(LLAMA_8B, fmt)
