@@ -12,6 +12,7 @@ from sqlalchemy import text
 from gateway.billing.export import Export, Wanted
 from gateway.billing.focus_file import as_text
 from gateway.errors import BooksDiffer, UnpricedUsage
+from gateway.identity.models import Organisation
 from gateway.usage.event import Kind
 from gateway.usage.record import Outcome
 from gateway.usage.repository import LedgerRepository
@@ -214,6 +215,19 @@ async def test_one_organisation_gets_its_own_charges_alone(books, export):
     assert manifest.ledger_events == 1
     everybody, _ = await export()
     assert everybody.ledger_events == 2
+
+
+async def test_names_come_out_as_they_are_and_break_no_row(books, export):
+    name = '=1+1, "Sons"; \r\nof \u05e9\u05dc\u05d5\u05dd \u202eX\t'
+    await books.price("1")
+    await books.serve("req_1")
+    async with books.database.unit_of_work() as session:
+        session.add(Organisation(id="org_1", name=name, created_at=NOON))
+    manifest, file = await export()
+    rows = read(file)
+    assert violations(rows) == []
+    assert by(rows, "BillingAccountName") == [(name,)] * 3
+    assert billed(rows) == manifest.ledger_cost_nano == await ledger_nano(books, NOVEMBER)
 
 
 async def test_parquet_holds_the_same_rows_as_exact_decimals(books, export):
