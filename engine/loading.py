@@ -147,6 +147,20 @@ class Weights:
         shard = self.place.shard
         return Head(self._head(embedding), vocabulary=self.spec.vocab_size if shard else None)
 
+    def head_over(self, rows: torch.Tensor) -> Head:
+        """For a checkpoint that leaves its head to another model, by [V, H] of that one's rows."""
+        if self.place.device.type == "cpu":
+            return Head(self._head_of(rows, (rows.shape[1], len(rows)), None))
+        return Head(self._tile(Wide(rows.to(self.place.device, self.place.dtype))))
+
+    def rows(self) -> torch.Tensor:
+        """[V, H], what the head says each token with, of the whole model."""
+        spec = self.spec
+        if spec.tied_head:
+            return self._dense(f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size))
+        weight = self._weight(HEAD, (spec.hidden_size, spec.vocab_size))
+        return weight if isinstance(weight, torch.Tensor) else weight.dense()
+
     def _head(self, embedding: Embedding) -> Linear:
         size = (self.spec.hidden_size, self.spec.vocab_size)
         if self.spec.tied_head:

@@ -3,7 +3,8 @@
     fc.weight                [H, layers * HT]   joins what the target thought in some of its layers
     midlayer.*, layers.0.*   one decoder layer whose q, k and v read 2 H; hidden_norm beside the
                              usual two norms
-    norm.weight, lm_head.weight [N, H]
+    norm.weight
+    lm_head.weight [N, H]    absent where it has the target's rows of those tokens
     d2t [N]                  to a token's number among the N it can say what is to be added for its
                              number with the target; absent where it can say all
     embed_tokens.weight      absent where it has the target's

@@ -18,7 +18,7 @@ from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, parts
 from engine.layers.rotary import rotary_table
-from engine.loading import Placement, Weights
+from engine.loading import HEAD, Placement, Weights
 from engine.models.spec import ModelSpec
 from engine.page_memory import LayerPages
 from engine.placement import SITES
@@ -40,6 +40,7 @@ class Target:
 
     spec: ModelSpec
     embedding: Callable[[], Embedding]  # for a head without one
+    rows: Callable[[], torch.Tensor]  # [V, HT] of its own head, for a head without
     positions: int  # tokens a sequence may have
 
 
@@ -69,7 +70,10 @@ class EagleHead:
         self._before_mlp = weights.norm(f"{layer}.post_attention_layernorm")
         self._norm = weights.norm(names["norm"])
         self._embedding = _embedding(checkpoint, weights, names["embed_tokens"], target)
-        self._head = weights.head(self._embedding)
+        if any(name.startswith(f"{HEAD}.") for name in checkpoint.tensors):
+            self._head = weights.head(self._embedding)
+        else:
+            self._head = weights.head_over(_rows(checkpoint, spec, target))
         weights.pass_over((TO_TARGET, FROM_TARGET))
         weights.finish()
         tokens = to_target(checkpoint, spec.vocab_size, target.spec.vocab_size)
@@ -115,3 +119,15 @@ def _embedding(checkpoint: Checkpoint, weights: Weights, name: str, target: Targ
             f"{[target.spec.vocab_size, hidden]}: the target's are {target.spec.hidden_size} wide"
         )
     return target.embedding()
+
+
+def _rows(checkpoint: Checkpoint, spec: ModelSpec, target: Target) -> torch.Tensor:
+    """[N, H] the target's, of the tokens that a head without any can say."""
+    said, hidden = spec.vocab_size, spec.hidden_size
+    if hidden != target.spec.hidden_size:
+        raise CheckpointInvalid(
+            f"{HEAD}: found no tensor; expected {HEAD}.weight {[said, hidden]}: the target's rows "
+            f"are {target.spec.hidden_size} wide"
+        )
+    tokens, rows = to_target(checkpoint, said, target.spec.vocab_size), target.rows()
+    return rows if tokens is None else rows[tokens.to(rows.device)]

@@ -61,10 +61,14 @@ def _drafter(
     cut, place = place.shard is not None, Placement(place.device, place.dtype)
     if settings.method is Method.EAGLE3:
 
-        def embedding() -> Embedding:
-            return _whole_embedding(config.model, base, place) if cut else model.embedding
+        def whole() -> Weights:
+            return Weights(Checkpoint(config.model), base, place)
 
-        head = EagleHead(checkpoint, Target(base, embedding, positions), place)
+        def embedding() -> Embedding:
+            return whole().embedding() if cut else model.embedding
+
+        target = Target(base, embedding, lambda: whole().rows(), positions)
+        head = EagleHead(checkpoint, target, place)
         return EagleProposer(
             head,
             builder,
@@ -85,8 +89,3 @@ def _drafter(
         page_tokens=config.page_tokens,
         vocabulary=base.vocab_size,
     )
-
-
-def _whole_embedding(path: str, base: ModelSpec, place: Placement) -> Embedding:
-    """Of a model of which this member has some tokens."""
-    return Weights(Checkpoint(path), base, place).embedding()

@@ -28,8 +28,14 @@ def write_head(
     prefix: str = "midlayer",
     outer: str = "",
     seed: int = 0,
+    rows: torch.Tensor | None = None,
+    fused: int | None = None,
+    embedded: bool = False,
+    left_out: tuple[str, ...] = (),
     **config: Any,
 ) -> WrittenHead:
+    """``rows``: the target's, with which it says its tokens instead of its own. ``fused``: the
+    target's width, its own if not given. ``embedded``: with embeddings of its own."""
     random = torch.Generator().manual_seed(seed)
 
     def some(*shape: int) -> torch.Tensor:
@@ -45,13 +51,17 @@ def write_head(
     for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         tensors[f"midlayer.{norm}.weight"] = near_one()
     tensors |= {
-        "fc.weight": some(target.hidden, len(FEATURES) * target.hidden),
+        "fc.weight": some(target.hidden, len(FEATURES) * (fused or target.hidden)),
         "norm.weight": near_one(),
         "lm_head.weight": some(said, target.hidden),
     }
     chosen = torch.randperm(target.vocab, generator=random)[:said].sort().values
     tensors["d2t"] = chosen - torch.arange(said)
     tensors["t2d"] = torch.zeros(target.vocab, dtype=torch.bool).index_fill_(0, chosen, True)
+    if embedded:
+        tensors["embed_tokens.weight"] = some(target.vocab, target.hidden)
+    if rows is not None:
+        tensors["lm_head.weight"], left_out = rows[chosen], (*left_out, "lm_head.weight")
     settings = target.config | {
         "architectures": ["LlamaForCausalLMEagle3"],
         "num_hidden_layers": 1,
@@ -64,6 +74,7 @@ def write_head(
     stored = {
         name if name in plain else outer + name.replace("midlayer", prefix): tensor
         for name, tensor in tensors.items()
+        if name not in left_out
     }
     save(path, stored, settings)
     return WrittenHead(path, settings, tensors)

@@ -24,13 +24,14 @@ CPU = torch.device("cpu")
 PAGE = 16
 WIDTH = len(FEATURES) * TARGET.hidden
 TABLE = torch.randn(TARGET.vocab, TARGET.hidden, generator=torch.Generator().manual_seed(9))
+ROWS = torch.randn(TARGET.vocab, TARGET.hidden, generator=torch.Generator().manual_seed(10))
 
 
 def load(written, target=TARGET):
     spec = ModelSpec.read(target.config)
     return EagleHead(
         Checkpoint(written.path),
-        Target(spec, lambda: Embedding(TABLE), positions=512),
+        Target(spec, lambda: Embedding(TABLE), lambda: ROWS, positions=512),
         Placement(CPU, torch.float32),
     )
 
@@ -224,4 +225,30 @@ def test_a_head_of_another_target_is_refused_by_name(tmp_path, config, said):
 def test_a_narrower_head_needs_embeddings_of_its_own(tmp_path):
     written = write_head(tmp_path / "h", target=Shape(layers=4, hidden=32, vocab=96))
     with pytest.raises(CheckpointInvalid, match=r"fc: found fc.weight F32 \[32, 96\]"):
+        load(written)
+
+
+def test_a_head_without_rows_says_its_tokens_with_the_targets(tmp_path):
+    written = write_head(tmp_path / "h", rows=ROWS)
+    assert "lm_head.weight" not in Checkpoint(written.path).tensors
+    proposer = proposer_of(written)
+    passes = Passes(proposer, tokens(10))
+    watch(proposer, (passes, passes.chunk(10)))
+    passes.kept(0, 8)
+    assert proposer.propose([passes.ask(3)]) == {1: passes.expected(written, 3)}
+
+
+def test_a_head_without_rows_and_without_the_numbers_of_its_tokens_is_refused(tmp_path):
+    written = write_head(tmp_path / "h", rows=ROWS, left_out=("d2t",))
+    with pytest.raises(CheckpointInvalid, match=r"d2t: found no tensor; expected I64 \[40\]"):
+        load(written)
+
+
+def test_a_narrower_head_needs_rows_of_its_own(tmp_path):
+    narrow = Shape(layers=4, hidden=32, vocab=96)
+    written = write_head(
+        tmp_path / "h", target=narrow, fused=TARGET.hidden, embedded=True,
+        left_out=("lm_head.weight",), target_hidden_size=TARGET.hidden,
+    )  # fmt: skip
+    with pytest.raises(CheckpointInvalid, match=r"lm_head: found no tensor; .* \[40, 32\]: the"):
         load(written)
