@@ -38,7 +38,10 @@ TURN, END = "<|im_start|>", "<|im_end|>"
 def talked(checkpoint: Path, prompts: Sequence[Said], manner: Manner) -> list[Said]:
     tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     shape = Shape.of(json.loads((checkpoint / "config.json").read_text()))
-    speaker = Speaker(shape, dequantised_weights(checkpoint), tokenizer.token_to_id(END), seed=0)
+    speaker = Speaker(
+        shape, dequantised_weights(checkpoint), tokenizer.token_to_id(END), seed=0,
+        device=torch.device("cpu"), rows=len(prompts),
+    )  # fmt: skip
     said = speaker.go_on(prompts, manner, lambda done: None)
     return [[*prompt, *answer] for prompt, answer in zip(prompts, said, strict=True)]
 
@@ -48,7 +51,7 @@ def stored(folder: Path, target: transformers.LlamaForCausalLM) -> tuple[Head, t
     tensors = load_file(folder / "model.safetensors")
     said = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
     head = Head(target, said)
-    head.embeddings[0], head.rows[0] = head.embeddings[0].float(), tensors["lm_head.weight"].float()
+    head.embeddings[0], head.rows[0] = head.embeddings[0].float(), head.rows[0].float()
     for name, weight in head.weights.items():
         weight.data.copy_(tensors[f"{name.replace('/', '.')}.weight"])
     return head, said

@@ -56,24 +56,25 @@ def train(
     recordings: Sequence[Recording],
     epochs: int,
     progress: Progress,
+    *,
+    together: int = 8,
 ) -> transformers.LlamaForCausalLM:
     shuffler = random.Random(0)  # noqa: S311 - an order of lessons, not a secret
-    model = small(target)
+    model = small(target).to(target.device)
     table = target.model.embed_tokens.weight.detach().bfloat16()
     often = frequent(recordings, len(table), _FREQUENT)
     chance = torch.Generator().manual_seed(0)
     learned = [p for p in model.parameters() if p.requires_grad]
-    steps = epochs * batch_count(recordings)
+    steps = epochs * batch_count(recordings, together)
     optimiser = torch.optim.AdamW(learned, _RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min((step + 1) / _WARM_UP_STEPS, 1 - step / steps)
     )
     done = 0
     for _ in range(epochs):
-        for batch in batches(recordings, shuffler):
-            torch.autograd.backward(
-                _loss(model, table[columns(often, len(table), _OTHERS, chance)], batch)
-            )
+        for batch in batches(recordings, together, shuffler):
+            rows = columns(often, len(table), _OTHERS, chance).to(table.device)
+            torch.autograd.backward(_loss(model, table[rows], batch))
             torch.nn.utils.clip_grad_norm_(learned, 1.0)
             optimiser.step()
             schedule.step()
@@ -87,7 +88,7 @@ def save(model: transformers.LlamaForCausalLM, checkpoint: Path, out: Path) -> N
     """In float16, with the texts of the ``checkpoint`` it drafts for."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: tensor.half().contiguous()
+        name: tensor.half().contiguous().cpu()
         for name, tensor in model.state_dict().items()
         if name != "lm_head.weight"  # it is tied
     }
@@ -103,7 +104,7 @@ def save(model: transformers.LlamaForCausalLM, checkpoint: Path, out: Path) -> N
 
 def _loss(model: transformers.LlamaForCausalLM, table: torch.Tensor, batch: Batch) -> torch.Tensor:
     """``table`` holds the columns of the head that count."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(table.device.type, torch.bfloat16):
         hidden = model.model(input_ids=batch.tokens).last_hidden_state[batch.real]
         wanted = (batch.final[batch.real] @ table.t()).float().softmax(-1)
         return divergence(hidden @ table.t(), wanted)

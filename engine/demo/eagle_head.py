@@ -13,7 +13,7 @@ Letters as in ``teacher``; D head dimension, S turns so far.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from engine.demo.llama import rotate
 from engine.demo.progress import Progress
+from engine.demo.scale import Allowance, Scale
 from engine.demo.teacher import (
     Batch,
     Recording,
@@ -36,11 +37,13 @@ from engine.demo.teacher import (
 
 LAYERS = (10, 20, 29)  # of the target, whose inputs are read
 _VOCABULARY = 16384  # tokens it can say
-_FREQUENT, _OTHERS = 4096, 1024  # of them, what a batch is measured on
-_DEPTHS = (1, 2, 3)  # turns of a batch, in each third of training: the first draft counts most
 _FADING = 0.8  # each turn counts so much of the one before
 _RATE = 1e-3
-_WARM_UP_STEPS = 20
+_WARM_UP_STEPS, _WARM_UP = 20, 0.02  # at least, and of all
+_KEPT = (  # of the target's config
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "rms_norm_eps", "max_position_embeddings", "vocab_size",
+)  # fmt: skip
 _NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm")
 
 
@@ -56,7 +59,7 @@ class Head(nn.Module):
         self.embeddings, self.rows = [table], [table[said]]  # lists: no parameters
         hidden = config.hidden_size
         weights = {
-            "fc": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1),
+            "fc": torch.eye(3 * hidden, device=table.device)[2 * hidden :],
             "norm": target.model.norm.weight,
             "midlayer.self_attn.o_proj": last.self_attn.o_proj.weight,
             **dict.fromkeys(_NORMS[:2], last.input_layernorm.weight),
@@ -76,8 +79,8 @@ class Head(nn.Module):
 
     def published(self) -> dict[str, torch.Tensor]:
         return {
-            f"{name.replace('/', '.')}.weight": weight.detach().half().contiguous()
-            for name, weight in {**self.weights, "lm_head": self.rows[0]}.items()
+            f"{name.replace('/', '.')}.weight": weight.detach().half().contiguous().cpu()
+            for name, weight in self.weights.items()
         }
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -93,7 +96,7 @@ class Head(nn.Module):
         """
         embedded = self._norm(_NORMS[0], functional.embedding(tokens, self.embeddings[0]))
         both = torch.cat([embedded, self._norm(_NORMS[1], hidden)], -1)
-        rope = self._rope(tokens.shape[1])
+        rope = self._rope(tokens.shape[1], tokens.device)
         q, k, v = (
             self._linear(f"midlayer.self_attn.{n}_proj", both).view(*tokens.shape, -1, self._size)
             .transpose(1, 2) for n in "qkv"
@@ -121,50 +124,60 @@ class Head(nn.Module):
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x.float(), x.shape[-1:], self._weight(name), self._eps)
 
-    def _rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rope(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         half = self._size // 2
-        speed = self._theta ** (-torch.arange(half).double() / half)
-        angle = torch.outer(torch.arange(length).double(), speed)
+        speed = self._theta ** (-torch.arange(half, device=device).double() / half)
+        angle = torch.outer(torch.arange(length, device=device).double(), speed)
         return angle.cos().float(), angle.sin().float()
 
 
 def train(
     target: transformers.LlamaForCausalLM,
     recordings: Sequence[Recording],
-    epochs: int,
+    scale: Scale,
     progress: Progress,
+    allowance: Allowance,
 ) -> tuple[Head, torch.Tensor]:
-    """The head, and the tokens it can say [N]."""
+    """The head, and the tokens it can say [N]. Where the target is. With ``allowance`` spent it
+    is done: what it learns from a step fades with the steps and with the time."""
     shuffler = random.Random(0)  # noqa: S311 - an order of lessons, not a secret
     said = frequent(recordings, target.config.vocab_size, _VOCABULARY)
-    often = frequent(recordings, target.config.vocab_size, _FREQUENT)
+    often = frequent(recordings, target.config.vocab_size, scale.frequent)
     chance = torch.Generator().manual_seed(0)
     head = Head(target, said)
     table = target.model.embed_tokens.weight.detach().bfloat16()
-    steps = epochs * batch_count(recordings)
+    steps = scale.head_epochs * batch_count(recordings, scale.learning)
+    warm_up = max(_WARM_UP_STEPS, steps * _WARM_UP)
+    done = 0
+
+    def gone() -> float:
+        return max(done / steps, allowance.spent())
+
     optimiser = torch.optim.AdamW(
         head.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / _WARM_UP_STEPS, 1 - step / steps)
+        optimiser, lambda step: min((step + 1) / warm_up, 1 - gone())
     )
-    done = 0
-    for _ in range(epochs):
-        for batch in batches(recordings, shuffler):
-            rows = table[columns(often, len(table), _OTHERS, chance)]
-            depth = _DEPTHS[len(_DEPTHS) * done // steps]
+    for _ in range(scale.head_epochs):
+        for batch in batches(recordings, scale.learning, shuffler):
+            share = gone()
+            if share >= 1:
+                return head, said
+            rows = table[columns(often, len(table), scale.others, chance).to(table.device)]
+            depth = scale.depths[int(len(scale.depths) * share)]
             torch.autograd.backward(_loss(head, rows, batch, depth))
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimiser.step()
             schedule.step()
             optimiser.zero_grad()
             done += 1
-            progress("Training the EAGLE-3 head", done / steps)
+            progress("Training the EAGLE-3 head", gone())
     return head, said
 
 
 def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: Path) -> None:
-    """In float16, the whole vocabulary's embeddings left out: they are the target's."""
+    """In float16, without embeddings and the rows it says tokens with: they are the target's."""
     out.mkdir(parents=True, exist_ok=True)
     allowed = torch.zeros(target.vocab_size, dtype=torch.bool)
     allowed[said] = True
@@ -178,17 +191,10 @@ def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: 
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
+        **{key: getattr(target, key) for key in _KEPT},
         "num_hidden_layers": 1,
-        "num_attention_heads": target.num_attention_heads,
-        "num_key_value_heads": target.num_key_value_heads,
-        "head_dim": target.head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": target.rms_norm_eps,
         "rope_theta": target.rope_parameters["rope_theta"],
-        "max_position_embeddings": target.max_position_embeddings,
-        "vocab_size": target.vocab_size,
         "draft_vocab_size": len(said),
         "eagle_aux_hidden_state_layer_ids": list(LAYERS),
         "tie_word_embeddings": False,
@@ -199,22 +205,31 @@ def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: 
 
 def _loss(head: Head, rows: torch.Tensor, batch: Batch, depth: int) -> torch.Tensor:
     """Position q has the token at q + 1 and says the one at q + 2, which the target said at q + 1.
-    In turn S it reads what position q - 1 made in the turn before. ``rows`` of the tokens that
-    count. (The first positions, which nothing leads to in a later turn, are not among the real
-    ones.)"""
-    tokens, real = batch.tokens[:, 1:], batch.real[:, 1:]
-    with torch.autocast("cpu", torch.bfloat16):
+    ``rows`` of the tokens that count. (The first positions, which nothing leads to in a later turn,
+    are not among the real ones.)"""
+    real = batch.real[:, 1:]
+    with torch.autocast(rows.device.type, torch.bfloat16):
         wanted = (batch.final[:, 1:][real] @ rows.t()).float().softmax(-1)
-        hidden = head.fuse(batch.features[:, :-1])
-        past: list[tuple[torch.Tensor, ...]] = []
-        total, weight = torch.zeros(()), 0.0
-        for turn in range(depth):
-            hidden = head.turn(tokens, hidden, past)
+        total, weight = torch.zeros((), device=rows.device), 0.0
+        for turn, hidden in enumerate(turned(head, batch, depth)):
             loss = divergence(head.say(hidden[real], rows), wanted)
             total = total + _FADING**turn * loss
             weight += _FADING**turn
-            hidden = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
     return total / weight
+
+
+def turned(head: Head, batch: Batch, depth: int) -> Iterator[torch.Tensor]:
+    """What every position [B, T - 1] makes in each turn. In a later one it reads what the position
+    before it made in the turn before."""
+    past: list[tuple[torch.Tensor, ...]] = []
+    half = torch.autocast(batch.tokens.device.type, torch.bfloat16)
+    with half:
+        hidden = head.fuse(batch.features[:, :-1])
+    for _ in range(depth):
+        with half:
+            hidden = head.turn(batch.tokens[:, 1:], hidden, past)
+        yield hidden
+        hidden = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
 
 
 def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, turn: int) -> torch.Tensor:
@@ -223,16 +238,16 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, turn: int
     B, heads, T, D = q.shape
     groups = q.reshape(B, keys.shape[1], -1, D)  # heads that share keys, one after another
     scores = (groups @ keys.transpose(2, 3)).view(B, heads, T, -1) * D**-0.5
-    likely = scores.float().masked_fill(~_seen(T, turn), float("-inf")).softmax(-1)
+    likely = scores.float().masked_fill(~_seen(T, turn, q.device), float("-inf")).softmax(-1)
     mixed = likely.to(values.dtype).view(B, keys.shape[1], -1, keys.shape[2]) @ values
     joined: torch.Tensor = mixed.view(B, heads, T, D).transpose(1, 2).flatten(2)
     return joined
 
 
-def _seen(length: int, turn: int) -> torch.Tensor:
+def _seen(length: int, turn: int, device: torch.device) -> torch.Tensor:
     """[T, (turn + 1) T] bool: the first turn's keys up to ``turn`` positions back, and of each
     later one the single position that leads here."""
-    at = torch.arange(length)
+    at = torch.arange(length, device=device)
     behind = at[:, None] - at[None]
     parts = [behind >= turn, *(behind == turn - earlier for earlier in range(1, turn + 1))]
     mask = torch.cat(parts, 1)

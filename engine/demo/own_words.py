@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from engine.demo.llama import Llama, Shape, rotate
 
-_BATCH = 192
 _QUESTION_TOKENS = 40
 _FULL = 0.9  # of a batch's rows; with fewer still going, those that ended leave
 _LIKELY = 64  # tokens of which one is drawn, as many as make the nucleus
@@ -35,12 +34,21 @@ class Manner:
 
 
 class Speaker:
-    """Continues many texts at once, over a cache."""
+    """Continues many texts at once, over a cache: ``rows`` of them on ``device``."""
 
-    def __init__(self, shape: Shape, weights: dict[str, torch.Tensor], end: int, seed: int) -> None:
-        self._model = Llama(shape, {name: w.bfloat16() for name, w in weights.items()})
-        self._end = end
-        self._random = torch.Generator().manual_seed(seed)
+    def __init__(
+        self,
+        shape: Shape,
+        weights: dict[str, torch.Tensor],
+        end: int,
+        seed: int,
+        *,
+        device: torch.device,
+        rows: int,
+    ) -> None:
+        self._model = Llama(shape, {n: w.to(device, torch.bfloat16) for n, w in weights.items()})
+        self._end, self._device, self._rows = end, device, rows
+        self._random = torch.Generator(device).manual_seed(seed)
 
     @torch.inference_mode()
     def go_on(
@@ -49,35 +57,39 @@ class Speaker:
         """What follows each text, with its end-of-turn token where there was time for one."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         found: list[Said] = [[] for _ in texts]
-        for at in range(0, len(order), _BATCH):
-            rows = order[at : at + _BATCH]
+        for at in range(0, len(order), self._rows):
+            rows = order[at : at + self._rows]
             for i, said in zip(rows, self._batch([texts[i] for i in rows], manner), strict=True):
                 found[i] = said
-            progress(min(at + _BATCH, len(order)) / len(order))
+            progress(min(at + self._rows, len(order)) / len(order))
         return found
 
     def _batch(self, texts: list[Said], manner: Manner) -> list[Said]:
         longest = max(map(len, texts))
-        tokens = torch.tensor([[self._end] * (longest - len(t)) + t for t in texts])
-        start = torch.tensor([longest - len(t) for t in texts])  # what precedes it is padding
+        padded = [[self._end] * (longest - len(t)) + t for t in texts]
+        start = torch.tensor([longest - len(t) for t in texts], device=self._device)
+        tokens = torch.tensor(padded, device=self._device)  # what precedes its start is padding
         cache = Cache(self._model.shape, len(texts), longest + manner.tokens, start)
-        said: list[Said] = [[] for _ in texts]
-        running = torch.arange(len(texts))
-        for _ in range(manner.tokens):
+        said = tokens.new_full((len(texts), manner.tokens), self._end)
+        running = torch.arange(len(texts), device=self._device)
+        going = torch.ones_like(running, dtype=torch.bool)
+        for step in range(manner.tokens):
             drawn = self._draw(self._forward(tokens, cache), manner)
-            for row, token in zip(running.tolist(), drawn.tolist(), strict=True):
-                if said[row][-1:] != [self._end]:
-                    said[row].append(token)
-            going = torch.tensor([said[row][-1] != self._end for row in running]).nonzero()[:, 0]
-            if len(going) == 0:
+            said[running[going], step] = drawn[going]
+            going &= drawn != self._end
+            count = int(going.sum())
+            if count == 0:
                 break
-            if len(going) > _FULL * len(running):  # it costs less to go on than to move the cache
+            if count > _FULL * len(running):  # it costs less to go on than to move the cache
                 tokens = drawn[:, None]
                 continue
-            running = running[going]
+            running, tokens = running[going], drawn[going, None]
             cache.keep(going)
-            tokens = drawn[going, None]
-        return said
+            going = going[going]
+        return [self._ended(row) for row in said.tolist()]
+
+    def _ended(self, row: Said) -> Said:
+        return row[: row.index(self._end) + 1] if self._end in row else row
 
     def _forward(self, tokens: torch.Tensor, cache: "Cache") -> torch.Tensor:
         """Logits after the last of the new tokens [B, T]."""
@@ -118,35 +130,43 @@ class Cache:
 
     def __init__(self, shape: Shape, rows: int, length: int, start: torch.Tensor) -> None:
         size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
-        self._kv = torch.zeros(size, dtype=torch.bfloat16)
+        self._kv = torch.zeros(size, dtype=torch.bfloat16, device=start.device)
         self._start = start
         self._end = self._new = 0
         half = shape.head_dim // 2
-        self._speed = shape.rope_theta ** (-torch.arange(half).double() / half)
+        self._speed = shape.rope_theta ** (-torch.arange(half, device=start.device).double() / half)
         self._rope = (torch.empty(0), torch.empty(0))
         self._mask = torch.empty(0)
 
     def extend(self, count: int) -> None:
         self._new, self._end = count, self._end + count
-        at = torch.arange(self._end - count, self._end)
+        device = self._start.device
+        at = torch.arange(self._end - count, self._end, device=device)
         positions = (at[None] - self._start[:, None]).clamp(min=0)
         angle = positions[:, None, :, None].double() * self._speed
         self._rope = (angle.cos().bfloat16(), angle.sin().bfloat16())
-        keys = torch.arange(self._end)
+        keys = torch.arange(self._end, device=device)
         seen = (keys <= at[:, None]) & (keys >= self._start[:, None, None])
-        self._mask = (seen | (keys == at[:, None]))[:, None]  # padding sees itself, not nothing
+        hidden = ~(seen | (keys == at[:, None]))  # padding sees itself, not nothing
+        self._mask = hidden[:, None, None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """By plain products: torch's own attention copies keys and values for each head that
+        shares them, where there is a mask."""
         kv = self._kv[layer, :, :, :, : self._end]
         kv[0, :, :, -self._new :] = rotate(k, self._rope)
         kv[1, :, :, -self._new :] = v
-        mixed = functional.scaled_dot_product_attention(
-            rotate(q, self._rope), kv[0], kv[1], attn_mask=self._mask, enable_gqa=True
-        )
-        return mixed.transpose(1, 2).flatten(2)
+        B, heads, T, D = q.shape
+        shared = kv.shape[2]
+        groups = (rotate(q, self._rope) * D**-0.5).reshape(B, shared, -1, D)
+        scores = (groups @ kv[0].transpose(2, 3)).view(B, shared, -1, T, self._end)
+        likely = scores.masked_fill_(self._mask, float("-inf")).softmax(-1)
+        mixed = likely.view(B, shared, -1, self._end) @ kv[1]
+        joined: torch.Tensor = mixed.view(B, heads, T, D).transpose(1, 2).flatten(2)
+        return joined
 
     def keep(self, rows: torch.Tensor) -> None:
-        """The others have ended."""
+        """The others have ended. ``rows``: whether each stays."""
         self._kv, self._start = self._kv[:, :, rows], self._start[rows]
 
 

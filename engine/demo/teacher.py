@@ -13,7 +13,6 @@ import transformers
 
 from engine.demo.own_words import Said
 
-_BATCH = 8
 _ROLE = 3  # tokens that begin a turn: the mark, who speaks, a new line
 
 
@@ -42,40 +41,45 @@ def record(
     layers: Sequence[int],
     opens: int,
     progress: Callable[[float], None],
+    *,
+    together: int = 8,
 ) -> list[Recording]:
-    """In order of length. Layer L of ``layers`` is what enters it; 0 are the embeddings. ``opens``
-    is the token that begins a turn."""
+    """In order of length, where the model is. Layer L of ``layers`` is what enters it; 0 are the
+    embeddings. ``opens`` is the token that begins a turn. ``together``: conversations a pass."""
     ordered, found = sorted(said, key=len), []
-    for at in range(0, len(ordered), _BATCH):
-        part = ordered[at : at + _BATCH]
-        rows = [torch.tensor(tokens) for tokens in part]
+    for at in range(0, len(ordered), together):
+        part = ordered[at : at + together]
+        rows = [torch.tensor(tokens, device=model.device) for tokens in part]
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         states = model.model(input_ids=padded, output_hidden_states=True).hidden_states
         features = torch.cat([states[layer] for layer in layers], -1)
         for row, tokens in enumerate(rows):
             kept = features[row, : len(tokens)].clone(), states[-1][row, : len(tokens)].clone()
-            turns = (tokens == opens).nonzero()[:, 0].tolist()
+            turns = [place for place, token in enumerate(part[row]) if token == opens]
             answer = turns[-1] + _ROLE if turns else 0
             found.append(Recording(tokens, *kept, learned_from=answer))
         progress((at + len(part)) / len(ordered))
     return found
 
 
-def batches(recordings: Sequence[Recording], shuffler: random.Random) -> Iterator[Batch]:
+def batches(
+    recordings: Sequence[Recording], together: int, shuffler: random.Random
+) -> Iterator[Batch]:
     """One epoch. Recordings of like length are together, so that little is padding."""
-    starts = list(range(0, len(recordings), _BATCH))
+    starts = list(range(0, len(recordings), together))
     shuffler.shuffle(starts)
     for start in starts:
-        yield _padded(recordings[start : start + _BATCH])
+        yield padded(recordings[start : start + together])
 
 
-def batch_count(recordings: Sequence[Recording]) -> int:
-    return -(-len(recordings) // _BATCH)
+def batch_count(recordings: Sequence[Recording], together: int) -> int:
+    return -(-len(recordings) // together)
 
 
 def frequent(recordings: Sequence[Recording], vocabulary: int, size: int) -> torch.Tensor:
     """[size] the tokens said most often, in order of their ids; rarer ids are lower first."""
-    counts = torch.bincount(torch.cat([r.tokens for r in recordings]), minlength=vocabulary)
+    said = torch.cat([recording.tokens for recording in recordings]).cpu()
+    counts = torch.bincount(said, minlength=vocabulary)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
@@ -111,11 +115,13 @@ def divergence(student: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def _padded(recordings: Sequence[Recording]) -> Batch:
+def padded(recordings: Sequence[Recording]) -> Batch:
     def pad(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
-    real = pad([torch.arange(len(r.tokens)) >= r.learned_from for r in recordings])
+    real = pad(
+        [torch.arange(len(r.tokens), device=r.tokens.device) >= r.learned_from for r in recordings]
+    )
     return Batch(
         pad([r.tokens for r in recordings]),
         pad([r.features for r in recordings]),

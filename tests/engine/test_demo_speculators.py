@@ -1,6 +1,7 @@
 """What makes the demo's drafters: the base talks as it would, and what is trained serves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from engine.checkpoint import Checkpoint
 from engine.demo import draft_model, eagle_head
 from engine.demo.llama import Llama, Shape
 from engine.demo.own_words import Manner, Speaker
+from engine.demo.replay import Passes, replay
+from engine.demo.scale import SMALL, Allowance
 from engine.demo.speculators import bare, openings
 from engine.demo.teacher import batches, divergence, record
 from engine.layers.embedding import Embedding
@@ -45,6 +48,12 @@ def recordings(target):
     return record(target, said, eagle_head.LAYERS, OPEN, lambda done: None)
 
 
+def trained(target, recordings, epochs, allowance=None):
+    scale = replace(SMALL, head_epochs=epochs)
+    allowed = Allowance(None) if allowance is None else allowance
+    return eagle_head.train(target, recordings, scale, lambda stage, done: None, allowed)
+
+
 def test_many_texts_are_continued_at_once_as_each_would_be_alone():
     torch.manual_seed(1)
     shape = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, eps=1e-5, rope_theta=1e4)
@@ -64,7 +73,8 @@ def test_many_texts_are_continued_at_once_as_each_would_be_alone():
     rounded = {name: weight.bfloat16() for name, weight in weights.items()}
     alone = Llama(shape, {name: weight.float() for name, weight in rounded.items()})
     texts = [tokens(length, seed=length, vocab=VOCAB) for length in (9, 3, 17)]
-    said = Speaker(shape, weights, END, seed=0).go_on(texts, Manner(6, 0.0), lambda done: None)
+    speaker = Speaker(shape, weights, END, seed=0, device=CPU, rows=2)
+    said = speaker.go_on(texts, Manner(6, 0.0), lambda done: None)
     for text, answer in zip(texts, said, strict=True):
         known = torch.tensor([*text, *answer])
         logits = alone.logits(alone.hidden(known[None]))[0, len(text) - 1 : -1]
@@ -94,12 +104,13 @@ def test_the_target_is_recorded_as_it_enters_its_layers(target, recordings):
 
 
 def test_the_head_that_was_trained_is_the_head_that_drafts(target, recordings, tmp_path):
-    head, said = eagle_head.train(target, recordings, 2, lambda stage, done: None)
+    head, said = trained(target, recordings, 2)
     eagle_head.save(head, said, target.config, tmp_path)
     spec = ModelSpec.read(target.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
     table = target.model.embed_tokens.weight
     place = Placement(CPU, torch.float32)
-    served = EagleHead(Checkpoint(tmp_path), Target(spec, lambda: Embedding(table), 256), place)
+    shared = Target(spec, lambda: Embedding(table), lambda: table, positions=256)
+    served = EagleHead(Checkpoint(tmp_path), shared, place)
     proposer = EagleProposer(
         served, BatchBuilder(16, CPU), dtype=torch.float32, device=CPU, page_tokens=16
     )
@@ -131,12 +142,12 @@ def test_training_teaches(target, recordings):
 
     def loss(head):
         table = target.model.embed_tokens.weight.bfloat16()
-        batch = next(batches(recordings, random.Random(0)))
+        batch = next(batches(recordings, 8, random.Random(0)))
         with torch.inference_mode():
             return float(eagle_head._loss(head, table, batch, 3))
 
-    once, _ = eagle_head.train(target, recordings, 1, lambda stage, done: None)
-    often, _ = eagle_head.train(target, recordings, 40, lambda stage, done: None)
+    once, _ = trained(target, recordings, 1)
+    often, _ = trained(target, recordings, 40)
     assert loss(often) < loss(once) - 0.05, (loss(often), loss(once))
 
 
@@ -154,3 +165,53 @@ def test_the_draft_model_that_was_trained_is_the_one_that_serves(target, recordi
         wanted = model.eval()(torch.tensor([prompt])).logits[0]
     found = rig.logits([chunk(prompt, rig.pages(20))])
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)  # stored in float16
+
+
+class Spent:
+    """An allowance of so many looks."""
+
+    def __init__(self, looks):
+        self._looks, self._seen = looks, 0
+
+    def spent(self):
+        self._seen += 1
+        return min(1.0, self._seen / self._looks)
+
+
+def test_training_ends_when_its_time_is_spent(target, recordings):
+    told = []
+    scale = replace(SMALL, head_epochs=1000)
+    eagle_head.train(target, recordings, scale, lambda stage, done: told.append(done), Spent(20))
+    assert 1 <= len(told) < 20
+    assert told == sorted(told)
+    assert max(told) <= 1
+
+
+def test_an_answer_is_walked_from_pass_to_pass():
+    passes = Passes()
+    # Tokens 2.. of 9 are the answer. The pass that begins with 2 keeps both drafts, that with 5
+    # the first, that with 7 has room for none: what it brings is the last token.
+    first = [False, False, True, False, False, True, False, True, False]
+    second = [False, False, True, False, False, False, False, True, False]
+    passes.walk([first, second], 2, 9)
+    assert (passes.passes, passes.tokens, passes.kept_at) == (3, 6, [2, 1])
+    assert passes.tokens_a_pass == 2.0
+
+
+def test_a_replayed_head_keeps_what_agrees_with_the_answer(target, recordings):
+    head, said = trained(target, recordings, 20)
+    one, three = (replay(head, said, recordings, drafts) for drafts in (1, 3))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        made = [
+            head.turn(r.tokens[None, 1:], head.fuse(r.features[None, :-1]), []) for r in recordings
+        ]
+        first = [head.say(hidden)[0].argmax(-1) for hidden in made]
+    wanted = Passes()
+    for recording, drafted in zip(recordings, first, strict=True):
+        right = said[drafted[:-1]] == recording.tokens[2:]
+        wanted.walk(
+            [[False, *right.tolist(), False]], recording.learned_from, len(recording.tokens)
+        )
+    assert one.kept_at == wanted.kept_at
+    assert one.tokens == three.tokens == sum(len(r.tokens) - r.learned_from - 1 for r in recordings)
+    assert three.passes <= one.passes
