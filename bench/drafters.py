@@ -3,8 +3,8 @@
     python -m bench.drafters --model DIR --speculators DIR [--tokens 64] [--drafts 3]
 
 One stream of greedy answers to those prompts of ``tests/e2e/json_prompts.txt`` that neither a
-lesson nor ``said.json`` of the speculators has, so that no drafter has learned from them, and to
-requests for a passage of
+lesson nor ``said.json`` of the speculators has, so that no drafter has learned from them (the head
+in ``engine/demo/drafters`` was made with all of them left out), and to requests for a passage of
 ``engine/demo/text/evaluation.txt`` word for word. No scheduler: every pass after the prompt's
 verifies drafts, whether they pay or not. Counts alone, no times, so it does not matter what else
 the machine does. Answers are those without drafts, except where the two best tokens all but tie and
@@ -64,12 +64,12 @@ class Stream:
         self._built, self._config, self._number = build_runner(config), config, 0
         self._drafts = config.speculation.tokens if config.speculation else 0
 
-    def answer(self, prompt: list[int], most: int, tally: Tally) -> None:
+    def answer(self, prompt: list[int], most: int, tally: Tally, *, drafting: bool = True) -> None:
         self._number += 1
         pages = list(range(-(-(len(prompt) + most + self._drafts) // self._config.page_tokens)))
         output = [self._pass(prompt, 0, [], pages, prompt, [])[0]]
         while len(output) < most and output[-1] not in self._built.eos:
-            drafts = self._propose(prompt, output, pages, most)
+            drafts = self._propose(prompt, output, pages, most) if drafting else []
             found = self._pass([output[-1], *drafts], len(prompt) + len(output) - 1, drafts, pages,
                                prompt, output)  # fmt: skip
             kept = len(found) - 1
