@@ -90,6 +90,15 @@ def watch(proposer, *chunks_of):
     features.fill_(torch.nan)  # they are the next pass's now
 
 
+def assert_drafts_are_those_of_the_definition(written, count):
+    """After a prompt that one pass took."""
+    proposer = proposer_of(written)
+    passes = Passes(proposer, tokens(10))
+    watch(proposer, (passes, passes.chunk(10)))
+    passes.kept(0, 8)
+    assert proposer.propose([passes.ask(count)]) == {1: passes.expected(written, count)}
+
+
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("cuts", [(23,), (9, 14), (16, 1, 6)], ids=str)
 def test_drafts_after_a_prompt_are_those_of_the_definition(tmp_path, cuts, normed):
@@ -175,11 +184,7 @@ def test_what_is_played_before_requests_come_is_forgotten(tmp_path):
 )
 def test_every_published_layout_is_read(tmp_path, prefix, outer):
     written = write_head(tmp_path / "h", prefix=prefix, outer=outer)
-    proposer = proposer_of(written)
-    passes = Passes(proposer, tokens(10))
-    watch(proposer, (passes, passes.chunk(10)))
-    passes.kept(0, 8)
-    assert proposer.propose([passes.ask(2)]) == {1: passes.expected(written, 2)}
+    assert_drafts_are_those_of_the_definition(written, 2)
 
 
 def test_settings_nested_as_speculators_has_them_are_read(tmp_path):
@@ -231,11 +236,7 @@ def test_a_narrower_head_needs_embeddings_of_its_own(tmp_path):
 def test_a_head_without_rows_says_its_tokens_with_the_targets(tmp_path):
     written = write_head(tmp_path / "h", rows=ROWS)
     assert "lm_head.weight" not in Checkpoint(written.path).tensors
-    proposer = proposer_of(written)
-    passes = Passes(proposer, tokens(10))
-    watch(proposer, (passes, passes.chunk(10)))
-    passes.kept(0, 8)
-    assert proposer.propose([passes.ask(3)]) == {1: passes.expected(written, 3)}
+    assert_drafts_are_those_of_the_definition(written, 3)
 
 
 def test_a_head_without_rows_and_without_the_numbers_of_its_tokens_is_refused(tmp_path):
