@@ -5,7 +5,7 @@ Adapters are made in host memory from their digest, so that a benchmark waits fo
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -205,9 +205,3 @@ class LoneEngine:
     def random_prompt(self, length: int, seed: int) -> list[int]:
         draw = random.Random(seed)  # noqa: S311
         return [draw.randrange(10, self.built.base.vocab_size - 10) for _ in range(length)]
-
-
-def versions() -> Mapping[str, str]:
-    import triton
-
-    return {"torch": torch.__version__, "triton": triton.__version__}

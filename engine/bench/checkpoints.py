@@ -9,6 +9,7 @@ compressed-tensors with a scale for each output, ``fp8-block`` e4m3 with one for
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def pack_nibbles(codes: torch.Tensor, dim: int, order: tuple[int, ...]) -> torch
     for nibble, element in enumerate(order):
         word |= groups[..., element].to(torch.int32) << (4 * nibble)
     return word.movedim(-1, dim).contiguous()
+
+
+def kept_checkpoint(cache: Path, shape: Shape, fmt: str) -> Path:
+    """A random one in the cache, written where none is."""
+    folder = cache / f"{shape.name}-{fmt}"
+    if not (folder / "config.json").is_file():
+        print(f"writing {folder}", file=sys.stderr, flush=True)
+        CheckpointWriter(shape, fmt).write(folder)
+    return folder
 
 
 class CheckpointWriter:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine.bench.handed import Players, Run
 from engine.bench.pair import EnginePair, PairFailed
-from engine.bench.rows import Found, Report, Row
+from engine.bench.rows import Found, Report, Row, gpu_name
 from engine.bench.shapes import FORMATS, SHAPES
 from engine.bench.traffic import Arrival, Stream, arrivals, quantile
 from engine.config import KvCacheDtype
@@ -116,10 +116,8 @@ def rows(options: argparse.Namespace, figures: Sequence[Found]) -> list[Row]:
 
 
 def _real(options: argparse.Namespace) -> tuple[str, dict[str, Run], list[Found]]:
-    from engine.bench.serve import _device
-
     gpus = options.device != "cpu"
-    return _device() if gpus else "cpu", *asyncio.run(_measure(options, gpus=gpus))
+    return (gpu_name() if gpus else None) or "cpu", *asyncio.run(_measure(options, gpus=gpus))
 
 
 async def _measure(
@@ -177,14 +175,9 @@ def _simulated(options: argparse.Namespace) -> tuple[str, dict[str, Run], list[F
 
 
 def _checkpoint(options: argparse.Namespace) -> Path:
-    from engine.bench.checkpoints import CheckpointWriter
+    from engine.bench.checkpoints import kept_checkpoint
 
-    shape = SHAPES[options.shape]
-    folder: Path = options.cache / f"{shape.name}-{options.format}"
-    if not (folder / "config.json").exists():
-        _say(f"writing {folder}")
-        CheckpointWriter(shape, options.format).write(folder)
-    return folder
+    return kept_checkpoint(options.cache, SHAPES[options.shape], options.format)
 
 
 def _longest(options: argparse.Namespace) -> int:

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from engine.bench.alone import BenchmarkRefused, LoneEngine, versions
+from engine.bench.alone import BenchmarkRefused, LoneEngine
 from engine.bench.attention import attention_rows
-from engine.bench.checkpoints import CheckpointWriter
+from engine.bench.checkpoints import kept_checkpoint
 from engine.bench.cli import ENGINE, Options
 from engine.bench.correct import check
 from engine.bench.decode import MIXES, PREFILLS, decode_rows, prefill_rows
@@ -25,7 +25,7 @@ from engine.bench.lora import MIXES as BATCHES
 from engine.bench.lora import lora_rows
 from engine.bench.mixed import MIXES as REQUESTS
 from engine.bench.mixed import mixed_rows
-from engine.bench.rows import Report, Row
+from engine.bench.rows import Report, Row, versions
 from engine.bench.setting import Setting, known_device
 from engine.bench.shapes import SHAPES, Shape
 from engine.bench.speculation import DRAFTS, Script, speculation_rows
@@ -98,10 +98,7 @@ def _with_engine(options: Options, setting: Setting, benches: list[str], device:
 
 def _engine(options: Options, shape: Shape, script: Script | None) -> LoneEngine:
     """Shown to be right. Raises BenchmarkRefused."""
-    model = options.cache / f"{shape.name}-{options.format}"
-    if not (model / "config.json").exists():
-        print(f"writing {model}", file=sys.stderr)
-        CheckpointWriter(shape, options.format).write(model)
+    model = kept_checkpoint(options.cache, shape, options.format)
     if not (model / "tokenizer.json").exists():
         write_tokenizer(model / "tokenizer.json", shape.vocab_size)
     rows = 256 if script is None else max(batch for batch, _ in options.mixes or VERIFIED)
@@ -160,5 +157,5 @@ def _report(options: Options, bench: str, device: str, rows: Callable[[], list[R
     members = options.tensor_parallel_size
     name += f"-tp{members}" if members > 1 else ""
     name += "-nccl" if options.disable_custom_all_reduce else ""
-    print(report.write(options.out, name, dict(versions())))
+    print(report.write(options.out, name, versions()))
     return 0

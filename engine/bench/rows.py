@@ -7,11 +7,12 @@ their own version, device and date, and are compared only on the same device.
 import json
 import platform
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 KEY = "--api-key"
@@ -142,3 +143,18 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip()
+
+
+def gpu_name() -> str | None:
+    """The GPU of this machine by its driver, which no process has to open the device for."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+    return ran.stdout.partition("\n")[0].strip() or None
+
+
+def versions() -> dict[str, str]:
+    """Of what computes, as it is installed."""
+    return {name: metadata.version(name) for name in ("torch", "triton")}

@@ -11,16 +11,14 @@ reported. Times are the client's: run it beside the server for the server's, els
 
 import argparse
 import asyncio
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.bench.http_stream import BenchFailed, Model, Served, stream
 from engine.bench.load import TOKENS, Load, Outcome, run
-from engine.bench.rows import KEY, Report, Row
+from engine.bench.rows import KEY, Report, Row, gpu_name
 from engine.flags import Parser, amount, count
 
 BAR = 30  # characters
@@ -51,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    device = options.device or _device()
+    device = options.device or gpu_name() or "cpu"  # the server is taken to be here
     report = Report(device, rows(load, outcome), ["serve", *argv])
     print(report.table())
     print(report.write(options.out, f"serve-{models[0].name}-{_pace(load, '-')}", {}))
@@ -134,16 +132,6 @@ def _target(options: argparse.Namespace) -> tuple[str, list[Model]]:
         return options.base_url or served.base_url, [served.base, *served.adapters]
     key = options.api_key or "EMPTY"
     return options.base_url, [Model(name, key) for name in options.models]
-
-
-def _device() -> str:
-    """The GPU of this machine, or ``cpu``: the server is taken to be here."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return "cpu"
-    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
-    return (ran.stdout.splitlines() or ["cpu"])[0].strip()
 
 
 def _parser() -> Parser:

@@ -4,12 +4,11 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from engine.bench.alone import LoneEngine, adapter_ref
-from engine.bench.checkpoints import CheckpointWriter
+from engine.bench.checkpoints import kept_checkpoint
 from engine.bench.shapes import SHAPES
 from engine.bench.traffic import Arrival, Played, Player, quantile
 from engine.config import EngineConfig
@@ -25,7 +24,7 @@ class Alone:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self._began = options, time.monotonic()
         shape = SHAPES[options.shape]
-        folder = options.model or self._checkpoint()
+        folder = options.model or kept_checkpoint(options.cache, shape, options.format)
         self.model = options.model.name if options.model else options.shape
         longest = options.max_model_len
         if longest is None and not options.model:
@@ -80,14 +79,6 @@ class Alone:
             reason = failed[0].refused
             raise RuntimeError(f"{len(failed)} requests did not get their tokens: {reason}")
         return played
-
-    def _checkpoint(self) -> Path:
-        shape = SHAPES[self.options.shape]
-        folder: Path = self.options.cache / f"{shape.name}-{self.options.format}"
-        if not (folder / "config.json").exists():
-            self.say(f"writing {folder}")
-            CheckpointWriter(shape, self.options.format).write(folder)
-        return folder
 
 
 def first_token(played: Sequence[Played], share: float = 0.5) -> float:
