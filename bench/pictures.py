@@ -10,7 +10,11 @@ from bench.plot import Series, plot
 Row = dict[str, Any]
 OURS, PEER, FLOOR = "loratorio", "best other engine", "floor"
 SHOWN = (0, 64)  # numbers of adapters of the decode plot
-IN_COLUMNS = ("routing", "narrow_adapters")  # files whose table has a column for each choice
+IN_COLUMNS = (
+    "routing",
+    "narrow_adapters",
+    "start",
+)  # files whose table has a column for each choice
 # What tells one row of a file from another, as it is said beside a bar
 TELLING = {
     "bench": "{}", "op": "{}", "metric": "{}", "format": "{}", "batch": "batch {}",

@@ -12,9 +12,9 @@
     start                      from nothing to serving, phase by phase; the engine serves and ends
     waste                      the empty end of a sequence's last page, by page size
 
-All but the last three show ours, the best stored peer on the same device, the floor from bytes and
-operations, and write bench/results/<device>/*.json. Nothing is reported before the results
-were compared with the definition: logits in float32, or each operation's reference.
+Results go to bench/results/<device>/*.json; waste is printed alone. The first four lines show ours,
+the best stored peer on the same device and the floor from bytes and operations, and nothing before
+the results were compared with the definition: logits in float32, or each operation's reference.
 """
 
 import argparse

@@ -1,24 +1,32 @@
 """``loratorio bench start``: how long an engine takes from nothing to serving, phase by phase.
 
+    loratorio bench start --shape llama-3.1-8b                     on a GPU
+    loratorio bench start --shape tiny -- --device cpu             flags of the engine after --
+
 Starts one on a random checkpoint, twice: with an empty cache of kernels, then with what the first
-left there. Whatever stands after ``--`` is handed to ``python -m engine serve``.
+left there. Phases that count kernels are named for their number, so they differ between the two.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from engine.bench.rows import Report, Row, gpu_name, versions
 from engine.bench.shapes import FORMATS, SHAPES
+from engine.cli import Serve, parse
+from engine.config import Device, EngineConfig
+from engine.errors import ConfigError
 from engine.flags import Parser
 
 TOLD = re.compile(r"started in (\d+\.\d+) s: (.+)")  # see Timeline.tell
+START_S = 1200.0  # an engine that serves nobody by then is ended
 LEAVE_S = 60.0  # seconds an engine has to end
 SHOWN = 20  # last lines of one that did not start
 
@@ -44,25 +52,42 @@ class NotStarted(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(
-        prog="loratorio bench start", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
-    parser.add_argument("--format", choices=FORMATS, default="awq")
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("more", nargs="*", metavar="-- FLAG", help="of the engine")
-    options = parser.parse_args(argv)
-    model = _checkpoint(options.cache, options.shape, options.format)
+    """Returns 1 when an engine did not start, 2 when its flags are wrong."""
+    options = _parser().parse_args(argv)
+    try:
+        config = _config(options.more)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    from engine.bench.checkpoints import kept_checkpoint
+
+    model = kept_checkpoint(options.cache, SHAPES[options.shape], options.format)
     with tempfile.TemporaryDirectory() as kernels:
         try:
             starts = [start(model, Path(kernels), how, options.more) for how in ("cold", "cached")]
         except NotStarted as error:
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(f"not reported: {error}\n")
             return 1
-    print(json.dumps([asdict(s) for s in starts]) if options.json else table(starts))
+    device = "cpu" if config.device == Device.CPU else gpu_name() or "cpu"
+    found = rows(starts, options.shape, options.format, members=config.tensor_parallel_size)
+    report = Report(device, found, ["start", *argv], options.commit)
+    print(report.table())
+    members = config.tensor_parallel_size
+    name = f"start-{options.shape}-{options.format}" + (f"-tp{members}" if members > 1 else "")
+    print(report.write(options.out, name, versions()))
     return 0
+
+
+def rows(starts: Sequence[Start], shape: str, fmt: str, *, members: int = 1) -> list[Row]:
+    """Seconds of the whole and of each phase, for each start."""
+    return [
+        Row(
+            bench="start", model=shape, format=fmt, rank=0, batch=0, adapters=0, context=0,
+            metric=metric, value=seconds, unit="s", op=found.kernels, members=members,
+        )
+        for found in starts
+        for metric, seconds in [("from nothing to serving", found.seconds), *found.phases.items()]
+    ]  # fmt: skip
 
 
 def start(model: Path, kernels: Path, how: str, more: Sequence[str]) -> Start:
@@ -75,11 +100,13 @@ def start(model: Path, kernels: Path, how: str, more: Sequence[str]) -> Start:
         with subprocess.Popen(  # noqa: S603
             [*command, *more], stderr=subprocess.PIPE, env=environment, text=True
         ) as process:
+            late = threading.Timer(START_S, process.kill)
+            late.start()
             try:
                 return _started(process, how)
             finally:
-                process.terminate()
-                process.communicate(timeout=LEAVE_S)
+                late.cancel()
+                _end(process)
 
 
 def _started(process: subprocess.Popen[str], how: str) -> Start:
@@ -92,24 +119,30 @@ def _started(process: subprocess.Popen[str], how: str) -> Start:
     raise NotStarted("".join(said[-SHOWN:]))
 
 
-def table(starts: Sequence[Start]) -> str:
-    """Phases a row, starts a column. What differs in name, as counts of kernels do, is apart."""
-    phases = list(dict.fromkeys(phase for found in starts for phase in found.phases))
-    rows = [(phase, [found.phases.get(phase) for found in starts]) for phase in phases]
-    rows.append(("from nothing to serving", [found.seconds for found in starts]))
-    width = max(len(name) for name, _ in rows)
-    head = "".join(f"{found.kernels:>10}" for found in starts)
-    lines = [
-        f"{name:{width}}" + "".join(f"{'' if t is None else f'{t:.2f} s':>10}" for t in took)
-        for name, took in rows
-    ]
-    return "\n".join([" " * width + head, *lines])
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
-def _checkpoint(cache: Path, shape: str, fmt: str) -> Path:
-    folder = cache / f"{shape}-{fmt}"
-    if not (folder / "config.json").is_file():
-        from engine.bench.checkpoints import CheckpointWriter
+def _config(flags: Sequence[str]) -> EngineConfig:
+    """Of an engine with these flags. Raises ConfigError; exits on wrong ones, as argparse does."""
+    command = parse(["serve", "--model", "any", "--listen", "unix:any", *flags])
+    assert isinstance(command, Serve)
+    return command.config
 
-        CheckpointWriter(SHAPES[shape], fmt).write(folder)
-    return folder
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="loratorio bench start", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--format", choices=FORMATS, default="awq")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "loratorio")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--commit", help="what is measured, where there is no git checkout")
+    parser.add_argument("more", nargs="*", metavar="-- FLAG", help="of the engine")
+    return parser
