@@ -1,19 +1,16 @@
-"""Trains the demo's EAGLE-3 head, in the layout in which such heads are published.
+"""The demo's EAGLE-3 head, in the layout in which such heads are published.
 
-The head is one decoder layer. For the token at position i + 1 it reads the token's embedding and
-what the target thought at position i (three of its layers, made one vector by ``fc``), and says
-the token at i + 2. To draft further it reads its own last vector in the place of the target's, so
-it is trained as it will be used: each batch is gone through several times, every time on what it
-made the time before (Li et al., EAGLE-3, 2025). What it says is said with the target's own rows,
-which stay as they are: there is too little to learn from to move them well, and tokens that were
-never said can be drafted.
+It is one decoder layer. For the token at position i + 1 it reads the token's embedding and what the
+target thought at position i (three of its layers, made one vector by ``fc``), and says the token at
+i + 2. To draft further it reads its own last vector in the place of the target's. What it says is
+said with the target's own rows, which stay as they are: there is too little to learn from to move
+them well, and tokens that were never said can be drafted.
 
 Letters as in ``teacher``; D head dimension, S turns so far.
 """
 
 import json
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,23 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from engine.demo.llama import rotate
-from engine.demo.progress import Progress
-from engine.demo.scale import Allowance, Scale
-from engine.demo.teacher import (
-    Batch,
-    Recording,
-    batch_count,
-    batches,
-    columns,
-    divergence,
-    frequent,
-)
+from engine.demo.teacher import Batch
 
 LAYERS = (10, 20, 29)  # of the target, whose inputs are read
-_VOCABULARY = 16384  # tokens it can say
-_FADING = 0.8  # each turn counts so much of the one before
-_RATE = 1e-3
-_WARM_UP_STEPS, _WARM_UP = 20, 0.02  # at least, and of all
 _KEPT = (  # of the target's config
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "rms_norm_eps", "max_position_embeddings", "vocab_size",
@@ -131,51 +114,6 @@ class Head(nn.Module):
         return angle.cos().float(), angle.sin().float()
 
 
-def train(
-    target: transformers.LlamaForCausalLM,
-    recordings: Sequence[Recording],
-    scale: Scale,
-    progress: Progress,
-    allowance: Allowance,
-) -> tuple[Head, torch.Tensor]:
-    """The head, and the tokens it can say [N]. Where the target is. With ``allowance`` spent it
-    is done: what it learns from a step fades with the steps and with the time."""
-    shuffler = random.Random(0)  # noqa: S311 - an order of lessons, not a secret
-    said = frequent(recordings, target.config.vocab_size, _VOCABULARY)
-    often = frequent(recordings, target.config.vocab_size, scale.frequent)
-    chance = torch.Generator().manual_seed(0)
-    head = Head(target, said)
-    table = target.model.embed_tokens.weight.detach().bfloat16()
-    steps = scale.head_epochs * batch_count(recordings, scale.learning)
-    warm_up = max(_WARM_UP_STEPS, steps * _WARM_UP)
-    done = 0
-
-    def gone() -> float:
-        return max(done / steps, allowance.spent())
-
-    optimiser = torch.optim.AdamW(
-        head.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / warm_up, 1 - gone())
-    )
-    for _ in range(scale.head_epochs):
-        for batch in batches(recordings, scale.learning, shuffler):
-            share = gone()
-            if share >= 1:
-                return head, said
-            rows = table[columns(often, len(table), scale.others, chance).to(table.device)]
-            depth = scale.depths[int(len(scale.depths) * share)]
-            torch.autograd.backward(_loss(head, rows, batch, depth))
-            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad()
-            done += 1
-            progress("Training the EAGLE-3 head", gone())
-    return head, said
-
-
 def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: Path) -> None:
     """In float16, without embeddings and the rows it says tokens with: they are the target's."""
     out.mkdir(parents=True, exist_ok=True)
@@ -201,21 +139,6 @@ def save(head: Head, said: torch.Tensor, target: transformers.LlamaConfig, out: 
         "torch_dtype": "float16",
     }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _loss(head: Head, rows: torch.Tensor, batch: Batch, depth: int) -> torch.Tensor:
-    """Position q has the token at q + 1 and says the one at q + 2, which the target said at q + 1.
-    ``rows`` of the tokens that count. (The first positions, which nothing leads to in a later turn,
-    are not among the real ones.)"""
-    real = batch.real[:, 1:]
-    with torch.autocast(rows.device.type, torch.bfloat16):
-        wanted = (batch.final[:, 1:][real] @ rows.t()).float().softmax(-1)
-        total, weight = torch.zeros((), device=rows.device), 0.0
-        for turn, hidden in enumerate(turned(head, batch, depth)):
-            loss = divergence(head.say(hidden[real], rows), wanted)
-            total = total + _FADING**turn * loss
-            weight += _FADING**turn
-    return total / weight
 
 
 def turned(head: Head, batch: Batch, depth: int) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import tokenizers
 import torch
 
-from engine.demo import draft_model, eagle_head
+from engine.demo import draft_model, eagle_head, eagle_training
 from engine.demo.build import dequantised_weights
 from engine.demo.corpus import SYSTEM
 from engine.demo.lessons import exchanges
@@ -113,7 +113,7 @@ def make(
     }
     if "eagle3" in names:
         allowance = Allowance(None if seconds is None else (1 - _TALKING) * seconds)
-        head, tokens = eagle_head.train(target, recordings, scale, progress, allowance)
+        head, tokens = eagle_training.train(target, recordings, scale, progress, allowance)
         eagle_head.save(head, tokens, target.config, out / "eagle3")
         heard = recorded(tried, lambda stage, done: None)
         for drafts in range(1, _TRIED_DRAFTS + 1) if tried else ():

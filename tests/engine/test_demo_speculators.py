@@ -9,7 +9,7 @@ import transformers
 
 from engine.batch import BatchBuilder
 from engine.checkpoint import Checkpoint
-from engine.demo import draft_model, eagle_head
+from engine.demo import draft_model, eagle_head, eagle_training
 from engine.demo.llama import Llama, Shape
 from engine.demo.own_words import Manner, Speaker
 from engine.demo.replay import Passes, replay
@@ -51,7 +51,7 @@ def recordings(target):
 def trained(target, recordings, epochs, allowance=None):
     scale = replace(SMALL, head_epochs=epochs)
     allowed = Allowance(None) if allowance is None else allowance
-    return eagle_head.train(target, recordings, scale, lambda stage, done: None, allowed)
+    return eagle_training.train(target, recordings, scale, lambda stage, done: None, allowed)
 
 
 def test_many_texts_are_continued_at_once_as_each_would_be_alone():
@@ -144,7 +144,7 @@ def test_training_teaches(target, recordings):
         table = target.model.embed_tokens.weight.bfloat16()
         batch = next(batches(recordings, 8, random.Random(0)))
         with torch.inference_mode():
-            return float(eagle_head._loss(head, table, batch, 3))
+            return float(eagle_training._loss(head, table, batch, 3))
 
     once, _ = trained(target, recordings, 1)
     often, _ = trained(target, recordings, 40)
@@ -181,7 +181,9 @@ class Spent:
 def test_training_ends_when_its_time_is_spent(target, recordings):
     told = []
     scale = replace(SMALL, head_epochs=1000)
-    eagle_head.train(target, recordings, scale, lambda stage, done: told.append(done), Spent(20))
+    eagle_training.train(
+        target, recordings, scale, lambda stage, done: told.append(done), Spent(20)
+    )
     assert 1 <= len(told) < 20
     assert told == sorted(told)
     assert max(told) <= 1
