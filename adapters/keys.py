@@ -117,6 +117,14 @@ def parse_key(name: str) -> LoraKey | Foreign:
     return _foreign(words) if part is None else LoraKey(site, part)
 
 
+def trained_name(name: str, site: Site) -> str:
+    """Of the module, in the model that was trained; ``name`` is one of its tensors'."""
+    words = [word for word in name.split(".") if word not in INNER_WRAPPERS]
+    end = len(words) - words[::-1].index(site.module)
+    start = 2 if words[:2] == ["base_model", "model"] else 0
+    return ".".join(words[start:end])
+
+
 def _parts(site: Site) -> dict[tuple[str, ...], Part]:
     if site.module == EMBEDDING:
         return _EMBEDDING

@@ -9,24 +9,34 @@ base's own weights.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import ne
 from pathlib import Path
 
 from adapters.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
 from adapters.errors import AdapterInvalid
-from adapters.keys import EMBEDDING, HEAD, OUTER, OUTSIDE, Foreign, LoraKey, Part, Site, parse_key
+from adapters.faults import PLAIN, declared_faults, shape_faults, with_copy
+from adapters.keys import (
+    EMBEDDING,
+    HEAD,
+    OUTER,
+    OUTSIDE,
+    Foreign,
+    LoraKey,
+    Part,
+    Site,
+    parse_key,
+    trained_name,
+)  # fmt: skip
 from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import TensorFile, TensorInfo, open_regular, shown
-from adapters.values import SERVED
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 DIGEST_VERSION = "adapter digest 1"
 LISTED = 100  # names spelled out per problem
-PLAIN = (Part.A, Part.B)
-MATRICES = (*PLAIN, Part.WEIGHT, Part.BASE_WEIGHT, Part.TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,11 @@ class ModuleLora:
     def b(self) -> TensorInfo:
         """[output width, rank]"""
         return self.parts[Part.B]
+
+    @property
+    def acts(self) -> bool:
+        """It has more than a copy of the base's own weight."""
+        return self.parts.keys() != {Part.BASE_WEIGHT}
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +115,7 @@ class Draft:
         self.warnings: list[str] = []
         self.unmatched: list[str] = []  # tensors that mean nothing here
         self.modules: dict[Site, ModuleLora] = {}
+        self._again: list[tuple[TensorInfo, TensorInfo]] = []  # saved twice, to be equal
         self.base_model = self.base_fingerprint = ""
         self._config = self._read_config()
         tensors = self._read_tensors()
@@ -108,6 +124,7 @@ class Draft:
             self.base_fingerprint = self._config.base_fingerprint
             self.warnings += self._config.warnings
         found = self._sorted_out(tensors)
+        self._join_rows(found)
         try:
             self._build(found)
         except PatternRefused as error:
@@ -115,6 +132,7 @@ class Draft:
         if self._config:
             self._check_outer(self._config)
             self._note_hints(self._config)
+        self._compare_twins()
 
     @property
     def invocation(self) -> tuple[int, ...]:
@@ -145,7 +163,7 @@ class Draft:
         return AdapterManifest(
             directory=self.directory,
             digest=self._digest(self._config),
-            modules=self.modules,
+            modules={site: module for site, module in self.modules.items() if module.acts},
             base_model=self.base_model,
             base_fingerprint=self.base_fingerprint,
             tokens=self._config.tokens,
@@ -156,7 +174,7 @@ class Draft:
     def _digest(self, config: AdapterConfig) -> str:
         hasher = hashlib.sha256(DIGEST_VERSION.encode())
         with TensorFile.open(self.directory / WEIGHTS_FILE) as file:
-            for module in self.modules.values():
+            for module in filter(lambda module: module.acts, self.modules.values()):
                 scale = (module.scale + 0.0).hex()  # -0.0 means 0.0
                 hasher.update(f"\n{module.name} {scale}\n".encode())
                 for part, tensor in sorted(module.parts.items()):
@@ -205,8 +223,11 @@ class Draft:
             key = parse_key(name)
             if not isinstance(key, LoraKey):
                 foreign.setdefault(key, []).append(name)
-            elif key.part in found.setdefault(key.site, {}):
-                twice.append(name)
+            elif (twin := found.setdefault(key.site, {}).get(key.part)) is not None:
+                if key.part is Part.WEIGHT and _alike(twin, tensor):
+                    self._again.append((twin, tensor))
+                else:
+                    twice.append(name)
             else:
                 found[key.site][key.part] = tensor
         self.unmatched = [shown(name) for names in foreign.values() for name in names]
@@ -216,14 +237,15 @@ class Draft:
 
     def _build(self, found: dict[Site, dict[Part, TensorInfo]]) -> None:
         faults: dict[str, list[str]] = {}
-        for site, parts in found.items():
-            broken = list(_shape_faults(site, parts))
-            for fault in [*broken, *_declared_faults(site, parts, self._config)]:
+        for site, stored in found.items():
+            parts = with_copy(site, stored, self._config)
+            broken = list(shape_faults(site, parts))
+            for fault in [*broken, *declared_faults(site, parts, self._config)]:
                 faults.setdefault(fault, []).append(site.name)
             if broken:
                 continue
             rank = parts[Part.A].shape[0] if Part.A in parts else 0
-            scale = self._scale(site.name, rank, self._config) if rank and self._config else 0.0
+            scale = self._scale(site, parts, self._config) if rank and self._config else 0.0
             self.modules[site] = ModuleLora(site=site, rank=rank, scale=scale, parts=parts)
         self._list_faults(faults.items(), WEIGHTS_FILE)
         if not (any(module.rank for module in self.modules.values()) or self.problems):
@@ -242,6 +264,29 @@ class Draft:
             if not (module == HEAD and self.shares_tokens):
                 self._require(module, Part.TOKENS, "trainable_token_indices")
 
+    def _join_rows(self, found: dict[Site, dict[Part, TensorInfo]]) -> None:
+        """Where a head is tied, PEFT may save its token rows beside the embeddings', which it
+        shares with them."""
+        mine, head = (found.get(Site(OUTSIDE, name), {}) for name in (EMBEDDING, HEAD))
+        rows, again = mine.get(Part.TOKENS), head.get(Part.TOKENS)
+        if rows and again and HEAD not in self.tokens and _alike(rows, again):
+            self._again.append((rows, head.pop(Part.TOKENS)))
+            if not head:
+                del found[Site(OUTSIDE, HEAD)]
+
+    def _compare_twins(self) -> None:
+        """``save_embedding_layers`` beside ``modules_to_save`` writes the same weight twice."""
+        if not self._again:
+            return
+        with TensorFile.open(self.directory / WEIGHTS_FILE) as file:
+            differ = [
+                second.name
+                for first, second in self._again
+                if any(map(ne, file.chunks(first), file.chunks(second)))
+            ]
+        text = "tensors given twice under two spellings, with other values"
+        self._list_faults([(text, differ)], WEIGHTS_FILE)
+
     def _require(self, module: str, part: Part, field: str) -> None:
         if not self._has(module, part):
             self.problems.append(
@@ -252,7 +297,9 @@ class Draft:
         found = self.modules.get(Site(OUTSIDE, module))
         return found is not None and part in found.parts
 
-    def _scale(self, name: str, rank: int, config: AdapterConfig) -> float:
+    def _scale(self, site: Site, parts: Mapping[Part, TensorInfo], config: AdapterConfig) -> float:
+        """Patterns were written for the names that the trainer's model had."""
+        name, rank = trained_name(parts[Part.A].name, site), parts[Part.A].shape[0]
         ranks = config.ranks.find(name) or [config.rank]
         if rank not in ranks:
             self.problems.append(f"{name}: rank {ranks[0]} by the config, {rank} by its tensors")
@@ -269,11 +316,18 @@ class Draft:
         if config.targets is not None:
             untouched = [t for t in config.targets if not self._touched_by(t)]
             self._note("target_modules without tensors", untouched)
-            unnamed = [s.name for s in self.modules if not _targeted(s.name, config.targets)]
+            acting = [site for site, module in self.modules.items() if module.rank]
+            unnamed = [s.name for s in acting if not _targeted(s.name, config.targets)]
             self._note("applied though target_modules does not name them", unnamed)
         if config.layers is not None:
-            outside = [site.name for site in self.modules if site.layer not in config.layers]
+            outside = [
+                site.name
+                for site, module in self.modules.items()
+                if module.rank and site.layer not in config.layers
+            ]
             self._note("applied though layers_to_transform leaves them out", outside)
+        for field, table in (("rank_pattern", config.ranks), ("alpha_pattern", config.alphas)):
+            self._note(f"{field}: keys that match no module of the adapter", table.unused)
 
     def _touched_by(self, target: str) -> bool:
         return any(_targeted(site.name, [target]) for site in self.modules)
@@ -284,6 +338,10 @@ class Draft:
 
     def _list_faults(self, faults: Iterable[tuple[str, list[str]]], file: str) -> None:
         self.problems += [f"{file}: {text}: {listed(names)}" for text, names in faults if names]
+
+
+def _alike(one: TensorInfo, other: TensorInfo) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def listed(names: list[str]) -> str:
@@ -308,57 +366,3 @@ def read_small_file(path: Path, limit: int) -> bytes:
 def _targeted(name: str, targets: Iterable[str]) -> bool:
     """PEFT's rule for a list: the exact name or its end after a dot."""
     return any(name == target or name.endswith(f".{target}") for target in targets)
-
-
-def _shape_faults(site: Site, parts: Mapping[Part, TensorInfo]) -> Iterator[str]:
-    """What is wrong with the tensors of one module, base and config unseen."""
-    if (Part.A in parts) != (Part.B in parts):
-        yield f"{Part.B if Part.A in parts else Part.A} is missing for"
-    for part, tensor in parts.items():
-        wanted = 2 if part in MATRICES else 1
-        if tensor.dtype not in SERVED:
-            yield f"dtype {tensor.dtype} of {part} (only {', '.join(SERVED)} are served) for"
-        elif len(tensor.shape) != wanted or 0 in tensor.shape:
-            count = "two positive dimensions" if wanted == 2 else "one positive dimension"
-            yield f"{part} has shape {list(tensor.shape)}, not {count}, for"
-    a, b = (parts[part].shape if part in parts else () for part in PLAIN)
-    if len(a) == len(b) == 2 and a[0] != b[1]:
-        yield f"A {list(a)} and B {list(b)} disagree on the rank of"
-    if Part.A not in parts and not parts.keys() & {Part.BIAS, Part.WEIGHT, Part.TOKENS}:
-        yield f"{' and '.join(sorted(parts))} without LoRA of"
-    if Part.WEIGHT in parts and len(parts.keys() - {Part.BASE_WEIGHT}) > 1:
-        yield "a whole weight beside other tensors of"
-
-
-def _declared_faults(
-    site: Site, parts: Mapping[Part, TensorInfo], config: AdapterConfig | None
-) -> Iterator[str]:
-    """Where a module's tensors and the config contradict each other."""
-    if config is None:
-        return
-    adapted = Part.A in parts
-    for part, field, declared in (
-        (Part.MAGNITUDE, "use_dora", config.use_dora),
-        (Part.LORA_BIAS, "lora_bias", config.lora_bias),
-    ):
-        if part in parts and not declared:
-            yield f"{part} though the config does not set {field}, for"
-        elif declared and adapted and part not in parts:
-            yield f"{part} is missing though the config sets {field}, for"
-    if Part.MAGNITUDE in parts and site.outer:
-        yield "DoRA is not supported on"
-    if Part.BIAS in parts and (
-        config.bias == "none" or (config.bias == "lora_only" and not adapted)
-    ):
-        yield f"a bias though the config says bias={config.bias}, for"
-    if site.outer and parts.keys() & {Part.LORA_BIAS, Part.BIAS}:
-        yield "a bias, which is not supported on"
-    saved = {name.rpartition(".")[2] for name in config.saved}
-    if Part.WEIGHT in parts and not (site.module in saved or (config.tied and EMBEDDING in saved)):
-        yield "a whole weight that modules_to_save does not name, of"
-    if Part.TOKENS in parts:
-        ids, rows = config.tokens.get(site.module, ()), parts[Part.TOKENS].shape[0]
-        if len(ids) != rows:
-            yield f"{rows} token rows for {len(ids)} trainable_token_indices of"
-    if config.invocation and (site.outer or parts.keys() - {*PLAIN, Part.LORA_BIAS}):
-        yield "an activated LoRA (aLoRA) changes linear layers only, by A and B; other tensors of"

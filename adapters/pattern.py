@@ -48,10 +48,13 @@ class PatternTable(Generic[V]):
         """Raises PatternRefused, naming the key."""
         self._budget = budget or Budget()
         self._values: list[V] = []
+        self._keys: list[str] = []
+        self._found: set[int] = set()
         self._plain: dict[int, list[tuple[int, str]]] = {}  # by length
         self._automata: list[tuple[int, Automaton]] = []
         for index, (key, value) in enumerate(pairs):
             self._values.append(value)
+            self._keys.append(key)
             if PLAIN.issuperset(key):
                 self._plain.setdefault(len(key), []).append((index, key))
             else:
@@ -65,7 +68,13 @@ class PatternTable(Generic[V]):
             candidates = self._plain.get(len(tail), ())
             self._budget.spend(len(candidates))
             hits += [index for index, key in candidates if _plain_match(key, tail)]
+        self._found.update(hits)
         return [self._values[index] for index in sorted(set(hits))]
+
+    @property
+    def unused(self) -> list[str]:
+        """Keys that matched none of the names asked for so far."""
+        return [key for index, key in enumerate(self._keys) if index not in self._found]
 
 
 def starts(name: str) -> list[int]:

@@ -82,7 +82,7 @@ def validate(
     warnings += [text for text in (foreign, note) if text]
     manifest = draft.manifest()
     warnings += _tied_warnings(manifest, base)
-    return _report(manifest, base, tuple(warnings))
+    return _report(manifest, draft.modules.values(), base, tuple(warnings))
 
 
 def examine(directory: Path) -> tuple[Draft, list[str], list[str]]:
@@ -217,10 +217,15 @@ def _copy_problems(file: TensorFile, module: ModuleLora, base: BaseSpec) -> Iter
     """PEFT would overwrite the base with these copies: here they must be what the base has."""
     copy = module.parts.get(Part.BASE_WEIGHT)
     known = base.head if module.site.module == HEAD else base.embeddings
-    if copy is not None and known and values_digest(file, copy.name) != known:
+    if copy is not None and not known and not module.acts:
+        yield (
+            f"{copy.name}: a whole weight that modules_to_save does not name, and the base has"
+            " none to compare it with"
+        )
+    elif copy is not None and known and values_digest(file, copy.name) != known:
         yield (
             f"{copy.name}: differs from the base's own weights, so the adapter was trained on"
-            " another base (or on resized embeddings; save those with modules_to_save)"
+            " another base, or on embeddings that changed too; save those with modules_to_save"
         )
 
 
@@ -255,7 +260,13 @@ def _tied_warnings(manifest: AdapterManifest, base: BaseSpec) -> list[str]:
     return [f"{name} is tied to {other} in this base, but only {name} is changed, as in PEFT"]
 
 
-def _report(manifest: AdapterManifest, base: BaseSpec, warnings: tuple[str, ...]) -> LoadReport:
+def _report(
+    manifest: AdapterManifest,
+    read: Iterable[ModuleLora],
+    base: BaseSpec,
+    warnings: tuple[str, ...],
+) -> LoadReport:
+    """``read``: every module of the file, also those of which it only repeats the base's weight."""
     modules = tuple(
         ModuleReport(
             name=module.name,
@@ -266,7 +277,7 @@ def _report(manifest: AdapterManifest, base: BaseSpec, warnings: tuple[str, ...]
             dtypes=tuple(sorted({tensor.dtype for tensor in module.parts.values()})),
             nbytes=module.nbytes,
         )
-        for module in manifest.modules.values()
+        for module in read
     )
     return LoadReport(
         digest=manifest.digest,

@@ -94,6 +94,29 @@ def test_alphas_that_overlap_are_named(tmp_path):
     assert "alpha_pattern is ambiguous (3, 5); the first counts" in manifest.warnings[0]
 
 
+@pytest.mark.parametrize("wrapper", ["language_model.model.", "model.language_model."])
+def test_patterns_mean_the_names_that_the_trainers_model_had(tmp_path, wrapper):
+    """A model that sees has its layers inside a wrapper, and keys of patterns name that."""
+    tensors = {
+        name.replace(f"{PREFIX}model.", PREFIX + wrapper): value
+        for name, value in (lora(0, rank=2) | lora(1, "up_proj") | lora(2)).items()
+    }
+    tensors = {name.replace(".layers.2.", "._orig_mod.layers.2."): t for name, t in tensors.items()}
+    settings = config(
+        rank_pattern={f"^{wrapper}layers.0.self_attn.q_proj": 2},
+        alpha_pattern={
+            f"{wrapper}layers.1.mlp.up_proj": 10,
+            f"{wrapper}layers.2.self_attn.q_proj": 12,
+            "^model.layers.0.self_attn.q_proj": 99,
+        },
+    )
+    manifest = AdapterManifest.read(write_adapter(tmp_path, settings, tensors))
+    scales = [module.scale for module in manifest.modules.values()]
+    assert scales == [8 / 2, 10 / 4, 12 / 4]
+    unused = "alpha_pattern: keys that match no module of the adapter"
+    assert f"{unused}: ^model.layers.0.self_attn.q_proj" in manifest.warnings
+
+
 def test_hints_that_disagree_with_the_tensors_are_named(tmp_path):
     settings = config(target_modules=["q_proj", "v_proj"], layers_to_transform=[0])
     path = write_adapter(tmp_path, settings, lora(0) | lora(1, "up_proj"))

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from adapters.base_spec import BaseSpec
 from adapters.errors import AdapterInvalid
 from adapters.keys import PARENTS
+from adapters.manifest import AdapterManifest
 from adapters.pack import pack
 from adapters.store import AdapterStore
 from adapters.tensor_file import TensorFile
@@ -51,14 +52,14 @@ def base(base_directory: Path) -> BaseSpec:
     return BaseSpec.from_checkpoint(base_directory)
 
 
-def trained(path: Path, **settings: object) -> Path:
+def trained(path: Path, *, save_embedding_layers: bool | str = "auto", **settings: object) -> Path:
     """An adapter PEFT made and saved, with random values in A and B."""
     settings = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **settings}
     model = get_peft_model(tiny_llama(), LoraConfig(**settings))
     for name, weight in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight)
-    model.save_pretrained(path)
+    model.save_pretrained(path, save_embedding_layers=save_embedding_layers)
     return path
 
 
@@ -137,6 +138,59 @@ def test_embeddings_of_another_base_saved_beside_lora_are_refused(tmp_path, base
     save_file(tensors, file)
     with pytest.raises(AdapterInvalid, match=r"embed_tokens\.base_layer.* another base"):
         validate(path, base)
+
+
+def rewritten(path: Path, name: str, *, add: float) -> None:
+    file = path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors[name][5] += add
+    save_file(tensors, file)
+
+
+EMBEDDINGS = "base_model.model.model.embed_tokens"
+COPIES = {
+    "whole": ({}, f"{EMBEDDINGS}.weight", r"embed_tokens\.weight: differs from the base"),
+    "beside-saved": (
+        {"modules_to_save": ["lm_head"]},
+        f"{PREFIX}lm_head.modules_to_save.weight",
+        "given twice under two spellings, with other values: .*lm_head",
+    ),
+    "original-of-saved": (
+        {"modules_to_save": ["lm_head"]},
+        f"{PREFIX}lm_head.original_module.weight",
+        r"original_module\.weight: differs from the base",
+    ),
+    "beside-tokens": (
+        {"trainable_token_indices": [3, 9]},
+        f"{EMBEDDINGS}.token_adapter.base_layer.weight",
+        r"base_layer\.weight: differs from the base",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "copy", "said"), COPIES.values(), ids=COPIES)
+def test_copies_of_the_base_beside_an_adapter_change_nothing_or_are_refused(
+    tmp_path, base, settings, copy, said
+):
+    """PEFT saves them when it takes the vocabulary for resized, or is told to."""
+    settings = {"target_modules": ["q_proj"], **settings}
+    plain = AdapterManifest.read(trained(tmp_path / "plain", **settings))
+    path = trained(tmp_path / "copies", save_embedding_layers=True, **settings)
+    with_copies = AdapterManifest.read(path)
+    assert len(load_file(path / "adapter_model.safetensors")) > len(
+        load_file(plain.directory / "adapter_model.safetensors")
+    )
+    assert (with_copies.digest, with_copies.targets) == (plain.digest, plain.targets)
+    assert validate(path, base).tensors > validate(plain, base).tensors
+    rewritten(path, copy, add=0.25)
+    with pytest.raises(AdapterInvalid, match=said):
+        validate(path, base)
+
+
+def test_a_copy_that_cannot_be_compared_is_refused(tmp_path, base):
+    path = trained(tmp_path, save_embedding_layers=True, target_modules=["q_proj"])
+    with pytest.raises(AdapterInvalid, match=r"lm_head\.weight: .* none to compare it with"):
+        validate(path, replace(base, head=""))
 
 
 def test_resized_embeddings_are_refused_with_both_sizes(tmp_path, base):
