@@ -16,11 +16,11 @@ import msgspec
 
 from gateway.usage.charges import ChargeKey, ChargeSums
 from gateway.usage.event import next_month
-from gateway.usage.pricing import BYTES_PER_GIB
 
 VERSION = "1.2"
 CURRENCY = "USD"
 SERVICE = "LLM inference"
+BYTES_PER_GIB = 1 << 30
 PLACES = 12  # of every number: a pico-dollar
 EXACT = Context(prec=60)
 

@@ -24,7 +24,6 @@ def add(group: Commands) -> None:
         made.add_argument(
             f"--{name}", required=True, metavar="USD", help="dollars per million tokens"
         )
-    made.add_argument("--storage", default="0", metavar="USD", help="dollars per GiB and hour")
     made.add_argument("--tier", default=DEFAULT_TIER, help="of service (default: %(default)s)")
     made.add_argument("--from", dest="since", type=moment, metavar="TIME", help="default: now")
     add_command(group, "list", list_prices, help="list the prices, oldest first")
@@ -41,7 +40,6 @@ async def set_price(desk: Desk, arguments: argparse.Namespace) -> Row:
             prices,
             adapter_id=arguments.model if arguments.model.startswith("adp_") else None,
             tier=arguments.tier,
-            storage=arguments.storage,
             effective_from=arguments.since,
         )
         change = {"subject": arguments.model, "tier": price.tier}
@@ -117,7 +115,6 @@ def _row(price: Price, until: datetime | None) -> Row:
         "input": per_million(price.input_pico),
         "cached_input": per_million(price.cached_input_pico),
         "output": per_million(price.output_pico),
-        "storage": dollars(price.storage_pico, places=12),
         "tier": price.tier,
         "from": price.effective_from,
         "until": until,

@@ -79,7 +79,6 @@ class DeclaredPrice:
     adapter: str | None
     tier: str
     prices: tuple[str, str, str]
-    storage: str
     since: datetime | None
 
 

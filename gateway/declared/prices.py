@@ -9,11 +9,11 @@ from gateway.ids import new_id
 from gateway.limits.models import Level, Plan
 from gateway.limits.repository import LimitRepository
 from gateway.limits.rules import Subject
-from gateway.usage.pricing import Tariff, pico_per_gib_hour, pico_per_token
+from gateway.usage.pricing import Tariff, pico_per_token
 from gateway.usage.repository import LedgerRepository
 from gateway.usage.service import PriceList
 
-Meters = tuple[int, int, int, int]
+Meters = tuple[int, int, int]
 
 
 async def bring_about_plans(work: Work, declared: Declaration) -> None:
@@ -50,7 +50,7 @@ async def bring_about_prices(work: Work, declared: Declaration) -> None:
         with price.spot.named():
             row = PriceList(work.session, work.now).set(
                 price.model, price.prices, adapter_id=price.adapter, tier=price.tier,
-                storage=price.storage, effective_from=price.since,
+                effective_from=price.since,
             )  # fmt: skip
         before = _shown(_meters(known)) if known else "unpriced"
         after = f"{_shown(_declared(price))} from {since:%Y-%m-%dT%H:%M}Z"
@@ -67,16 +67,14 @@ def _is_its_own(known: Tariff, price: DeclaredPrice) -> bool:
 
 
 def _meters(tariff: Tariff) -> Meters:
-    return tariff.input, tariff.cached_input, tariff.output, tariff.storage
+    return tariff.input, tariff.cached_input, tariff.output
 
 
 def _declared(price: DeclaredPrice) -> Meters:
     given, cached, output = (pico_per_token(text, param="price") for text in price.prices)
-    return given, cached, output, pico_per_gib_hour(price.storage, param="storage")
+    return given, cached, output
 
 
 def _shown(meters: Meters) -> str:
     """Dollars per million tokens."""
-    given, cached, output, storage = meters
-    dollars = " / ".join(f"${pico / 10**6:g}" for pico in (given, cached, output))
-    return dollars + (f", ${storage / 10**12:g} a GiB and hour" if storage else "")
+    return " / ".join(f"${pico / 10**6:g}" for pico in meters)

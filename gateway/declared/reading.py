@@ -26,7 +26,7 @@ from gateway.limits.period import DAY, MONTH, zone
 from gateway.limits.rules import Rates
 from gateway.limits.service import MOST
 from gateway.names import checked_name
-from gateway.usage.pricing import DEFAULT_TIER, pico_per_gib_hour, pico_per_token
+from gateway.usage.pricing import DEFAULT_TIER, pico_per_token
 
 T = TypeVar("T")
 MOST_SUBJECT = 256
@@ -178,26 +178,22 @@ def _nano(spot: Spot) -> int:
 
 def _price(spot: Spot) -> DeclaredPrice:
     meters = ("input", "cached_input", "output")
-    found = spot.fields("model", "adapter", "tier", *meters, "storage", "from")
+    found = spot.fields("model", "adapter", "tier", *meters, "from")
     if ("model" in found) == ("adapter" in found):
         raise spot.wrong("give a model (its served name) or an adapter (its id, adp_…)")
     for name in meters:
         if name not in found:
             raise spot.wrong(f"{name} must be given: dollars per million tokens")
     dollars = {name: str(found[name].number()) for name in meters}
-    storage = str(found["storage"].number()) if "storage" in found else "0"
     for name, text in dollars.items():
         with found[name].named():
             pico_per_token(text, param=name)
-    with found.get("storage", spot).named():
-        pico_per_gib_hour(storage, param="storage")
     return DeclaredPrice(
         spot=spot,
         model=found["model"].text() if "model" in found else None,
         adapter=found["adapter"].text() if "adapter" in found else None,
         tier=found["tier"].text() if "tier" in found else DEFAULT_TIER,
         prices=(dollars["input"], dollars["cached_input"], dollars["output"]),
-        storage=storage,
         since=found["from"].moment() if "from" in found else None,
     )
 

@@ -14,10 +14,8 @@ from gateway.errors import InvalidRequest
 from gateway.usage.record import Outcome
 
 PICO_PER_NANO = 1000
-BYTES_PER_GIB = 1 << 30
 DEFAULT_TIER = "default"
 BATCH_TIER = "batch"
-PICO_PER_DOLLAR = 10**12
 PICO_PER_DOLLAR_PER_MILLION = 10**6  # a dollar per million tokens is a million pico a token
 MOST_PICO = 10**15  # a thousand dollars per token: a price above is a typing error
 
@@ -31,7 +29,6 @@ class Tariff:
     input: int
     cached_input: int
     output: int
-    storage: int = 0  # of an adapter, per GiB and hour
     tier: str = DEFAULT_TIER
 
 
@@ -128,43 +125,26 @@ def cost(tariff: Tariff, tokens: Tokens) -> Cost:
     )
 
 
-def storage_cost(tariff: Tariff, byte_hours: int) -> Cost:
-    unit = BYTES_PER_GIB * PICO_PER_NANO
-    return Cost(storage=(byte_hours * tariff.storage + unit // 2) // unit)
-
-
 def _nano(pico: int) -> int:
     return (pico + PICO_PER_NANO // 2) // PICO_PER_NANO
 
 
 def pico_per_token(dollars_per_million: str, *, param: str) -> int:
     """From what people write, "0.15" dollars per million tokens. Raises InvalidRequest."""
-    return _pico(
-        dollars_per_million,
-        PICO_PER_DOLLAR_PER_MILLION,
-        f"{param} {dollars_per_million[:40]!r}: dollars per million tokens, "
-        "at most 6 decimal places",
-        param,
-    )
-
-
-def pico_per_gib_hour(dollars: str, *, param: str) -> int:
-    """From "0.0001" dollars per GiB and hour. Raises InvalidRequest."""
-    told = f"{param} {dollars[:40]!r}: dollars per GiB and hour, at most 12 decimal places"
-    return _pico(dollars, PICO_PER_DOLLAR, told, param)
-
-
-def _pico(text: str, unit: int, told: str, param: str) -> int:
     try:
-        pico = Decimal(text) * unit
+        pico = Decimal(dollars_per_million) * PICO_PER_DOLLAR_PER_MILLION
         exact = pico.is_finite() and pico == pico.to_integral_value() and 0 <= pico <= MOST_PICO
     except ArithmeticError:  # no number, or one beyond all bounds
         exact = False
     if not exact:
-        raise InvalidRequest(told, param=param)
+        raise InvalidRequest(
+            f"{param} {dollars_per_million[:40]!r}: dollars per million tokens, "
+            "at most 6 decimal places",
+            param=param,
+        )
     return int(pico)
 
 
-def dollars(amount: int, *, places: int = 9) -> str:
-    """Exactly, for people: 1234500 nano is 0.0012345; pico have 12 places."""
-    return f"{Decimal(amount).scaleb(-places).normalize():f}"
+def dollars(nano: int) -> str:
+    """Exactly, for people: 1234500 nano is 0.0012345."""
+    return f"{Decimal(nano).scaleb(-9).normalize():f}"

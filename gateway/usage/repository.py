@@ -186,7 +186,6 @@ class LedgerRepository:
                     input=row.input_pico,
                     cached_input=row.cached_input_pico,
                     output=row.output_pico,
-                    storage=row.storage_pico,
                     tier=row.tier,
                 ),
             )

@@ -11,7 +11,7 @@ from gateway.errors import Conflict
 from gateway.ids import new_id
 from gateway.usage.event import next_month
 from gateway.usage.models import ClosedPeriod, Price
-from gateway.usage.pricing import DEFAULT_TIER, pico_per_gib_hour, pico_per_token
+from gateway.usage.pricing import DEFAULT_TIER, pico_per_token
 from gateway.usage.repository import LedgerRepository
 
 
@@ -32,10 +32,9 @@ class PriceList:
         *,
         adapter_id: str | None = None,
         tier: str = DEFAULT_TIER,
-        storage: str = "0",
         effective_from: datetime | None = None,
     ) -> Price:
-        """Dollars per million input, cached input and output tokens; storage per GiB and hour.
+        """Dollars per million input, cached input and output tokens.
 
         Of a base model, or of one adapter; from a time on, now unless it is given. One from the
         same time as an older one corrects it, for what comes: see ``Repricing`` for what came.
@@ -50,7 +49,6 @@ class PriceList:
             input_pico=pico_per_token(given, param="input"),
             cached_input_pico=pico_per_token(cached, param="cached_input"),
             output_pico=pico_per_token(output, param="output"),
-            storage_pico=pico_per_gib_hour(storage, param="storage"),
             effective_from=effective_from or self._now,
             created_at=self._now,
         )

@@ -23,7 +23,7 @@ async def priced(served):
         await session.flush()
         prices = PriceList(session, now)
         prices.set(BASE, ("9", "9", "9"), effective_from=now - timedelta(days=9))
-        prices.set(BASE, ("2.5", "0.25", "10"), storage="0.01")
+        prices.set(BASE, ("2.5", "0.25", "10"))
         prices.set(BASE, ("3", "0.3", "12"), effective_from=now + timedelta(days=9))
         prices.set(None, ("77", "77", "77"), adapter_id=theirs.id)
 

@@ -16,7 +16,6 @@ from gateway.usage.pricing import (
     cost,
     dollars,
     pico_per_token,
-    storage_cost,
 )
 from gateway.usage.record import Outcome
 from tests.gateway.test_ledger import finished, started
@@ -69,12 +68,6 @@ def test_a_tier_without_its_own_price_costs_what_the_default_does():
 def test_of_two_prices_from_the_same_time_the_later_made_holds():
     book = PriceBook([("smol", tariff(2)), ("smol", tariff(1))])
     assert book.at("smol", None, NOON).id == "prc_2"
-
-
-@pytest.mark.parametrize(("byte_hours", "nano"), [(0, 0), (1 << 30, 3), (1 << 29, 2), (1, 0)])
-def test_storage_costs_by_gib_and_hour(byte_hours, nano):
-    rates = Tariff(id="prc_1", effective_from=NOON, input=0, cached_input=0, output=0, storage=3000)
-    assert storage_cost(rates, byte_hours).storage == nano
 
 
 @given(st.integers(0, 10**6), st.data())
