@@ -74,11 +74,13 @@ class AdapterConfig:
     invocation: tuple[int, ...]  # aLoRA: active from these tokens on; () is plain LoRA
     warnings: tuple[str, ...]
 
-    def rank_of(self, name: str) -> int:
-        return (self.ranks.find(name) or [self.rank])[0]
+    def ranks_of(self, module: str) -> list[int]:
+        """At least one. The first is PEFT's; others are of patterns that match as well."""
+        return self.ranks.find(module) or [self.rank]
 
-    def alpha_of(self, name: str) -> float:
-        return (self.alphas.find(name) or [self.alpha])[0]
+    def alphas_of(self, module: str) -> list[float]:
+        """As ``ranks_of``."""
+        return self.alphas.find(module) or [self.alpha]
 
     def scale(self, alpha: float, rank: int) -> float:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank

@@ -300,13 +300,13 @@ class Draft:
     def _scale(self, site: Site, parts: Mapping[Part, TensorInfo], config: AdapterConfig) -> float:
         """Patterns were written for the names that the trainer's model had."""
         name, rank = trained_name(parts[Part.A].name, site), parts[Part.A].shape[0]
-        ranks = config.ranks.find(name) or [config.rank]
+        ranks = config.ranks_of(name)
         if rank not in ranks:
             self.problems.append(f"{name}: rank {ranks[0]} by the config, {rank} by its tensors")
         elif ranks[0] != rank:
             # Saving sorts the keys, so overlapping patterns may come back in another order.
             self.warnings.append(f"{name}: rank_pattern is ambiguous; its tensors have rank {rank}")
-        alphas = config.alphas.find(name) or [config.alpha]
+        alphas = config.alphas_of(name)
         if len(set(alphas)) > 1:
             listed = ", ".join(f"{alpha:g}" for alpha in alphas)
             self.warnings.append(f"{name}: alpha_pattern is ambiguous ({listed}); the first counts")

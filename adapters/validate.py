@@ -27,7 +27,6 @@ class ModuleReport:
     scale: float
     parts: tuple[str, ...]  # lora_A, lora_B, lora_magnitude_vector, bias, weight ...
     tensors: tuple[str, ...]  # the parts as the file names them
-    dtypes: tuple[str, ...]
     nbytes: int
 
 
@@ -274,7 +273,6 @@ def _report(
             scale=module.scale,
             parts=tuple(map(str, module.parts)),
             tensors=tuple(tensor.name for tensor in module.parts.values()),
-            dtypes=tuple(sorted({tensor.dtype for tensor in module.parts.values()})),
             nbytes=module.nbytes,
         )
         for module in read

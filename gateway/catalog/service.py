@@ -200,9 +200,6 @@ class CatalogService:
             if grant.grantee_id == grantee:
                 await self._grants.remove(grant)
 
-    async def grantees(self, name: str) -> list[str]:
-        return [grant.grantee_id for grant in await self._grants.of(name)]
-
     async def quota(self, default: Quota) -> Quota:
         own = await self._quotas.own()
         return Quota(own.max_adapters, own.max_bytes) if own else default

@@ -16,7 +16,7 @@ def scale(name: str = "model.layers.0.self_attn.q_proj", rank: int = 4, **change
     found, faults = read_config(json.dumps(config(**changes)).encode())
     assert found is not None
     assert not faults
-    return found.scale(found.alpha_of(name), rank)
+    return found.scale(found.alphas_of(name)[0], rank)
 
 
 @pytest.mark.parametrize(
