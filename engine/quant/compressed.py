@@ -54,7 +54,7 @@ def unpack_compressed(packed: CompressedTensors, size: tuple[int, int], claim: C
     group = group_size(module, groups, K, claim)
     codes = unpack_fields(packed.weight_packed, bits, dim=1, count=K).t().contiguous()
     zeros = _zeros(packed, bits, claim)
-    perm = permutation(module, packed.weight_g_idx, K, group)
+    perm = permutation(module, packed.weight_g_idx, K, group, claim)
     weight = Quantised(
         bits=bits,
         codes=codes if perm is None else codes[perm],

@@ -22,6 +22,7 @@ import torch
 from engine.errors import CheckpointInvalid
 from engine.quant.schemes import GROUPS, Claim, Method, Zeros
 
+SCALES = (torch.float16, torch.bfloat16, torch.float32)  # types of scales
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SAMPLE_COLUMNS = 256
 _ONES = {4: 0x11111111, 8: 0x01010101}  # a one in every field of a word
@@ -107,9 +108,13 @@ def check_claim(module: str, claim: Claim, method: Method, bits: int) -> None:
 
 
 def check_scales(module: str, scales: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if 0 in shape or tuple(scales.shape) != shape or not scales.dtype.is_floating_point:
+    if 0 in shape or tuple(scales.shape) != shape or scales.dtype not in SCALES:
         wanted = ", ".join("G" if not extent else str(extent) for extent in shape)
-        refuse(module, f"scales {scales.dtype} {list(scales.shape)}", f"float [{wanted}]")
+        refuse(
+            module,
+            f"scales {scales.dtype} {list(scales.shape)}",
+            f"float16, bfloat16 or float32 [{wanted}]",
+        )
 
 
 def group_size(module: str, groups: int, rows: int, claim: Claim) -> int:
@@ -143,7 +148,7 @@ def _unpack_gptq(
     N = packed.scales.shape[1]
     codes = unpack_fields(packed.qweight, bits, dim=0, count=rows)  # [K, N]
     stored = unpack_fields(packed.qzeros, bits, dim=1, count=N)  # [G, N]
-    perm = permutation(packed.module, packed.g_idx, rows, group)
+    perm = permutation(packed.module, packed.g_idx, rows, group, claim)
     if perm is not None:
         codes = codes[perm]
     weight = Quantised(
@@ -157,10 +162,12 @@ def _unpack_gptq(
 
 
 def permutation(
-    module: str, g_idx: torch.Tensor | None, rows: int, group: int
+    module: str, g_idx: torch.Tensor | None, rows: int, group: int, claim: Claim
 ) -> torch.Tensor | None:
     """Inputs in order of group (act-order), or None when they already are."""
     if g_idx is None:
+        if claim.act_order and group < rows:
+            refuse(module, "no g_idx", "one, as the config says that inputs were reordered")
         return None
     if tuple(g_idx.shape) != (rows,):
         refuse(module, f"g_idx {list(g_idx.shape)}", f"[{rows}]")

@@ -92,4 +92,4 @@ def method_of(tensors: Tensors, size: Size, claim: Claim) -> Method:
         return claim.method or ("fp8" if inverse else "compressed-tensors")
     if "weight_packed" in tensors:
         return "compressed-tensors"
-    return "awq" if tensors["qweight"].shape[0] == size[0] else "gptq"
+    return "awq" if tensors["qweight"].shape[:1] == size[:1] else "gptq"
