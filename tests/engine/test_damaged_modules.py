@@ -12,7 +12,7 @@ from tests.engine.bytes_checkpoints import BYTE_LAYOUTS, byte_module
 from tests.engine.checkpoints import Layout, quantised
 
 MODULE = "model.layers.3.mlp.down_proj"
-SIZE = (256, 64)
+SIZE = (256, 96)  # no part is square
 PACKED = [
     Layout("gptq", 32),
     Layout("gptq", 32, act_order=True, zeros="v2"),
