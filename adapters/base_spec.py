@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from adapters.errors import AdapterInvalid, BaseUnreadable
-from adapters.language_part import language_config
+from adapters.language_part import architecture, language_config
 from adapters.language_part import plain_name as plain_tensor
 from adapters.tensor_file import TensorFile
 from adapters.values import as_float32
@@ -74,18 +74,18 @@ class BaseSpec:
 
     @classmethod
     def _from_config(cls, config: dict[str, object]) -> Self:
-        names = config.get("architectures")
-        if not (isinstance(names, list) and names and isinstance(names[0], str)):
+        name = architecture(config)
+        if name is None:
             raise BaseUnreadable("config.json: architectures: names no model class")
         hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
         return cls(
-            architecture=names[0],
+            architecture=name,
             hidden_size=hidden,
             intermediate_size=_size(config, "intermediate_size"),
             num_layers=_size(config, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=_size(config, "num_key_value_heads", heads),
-            head_dim=_size(config, "head_dim", HEAD_DIMS.get(names[0], hidden // heads)),
+            head_dim=_size(config, "head_dim", HEAD_DIMS.get(name, hidden // heads)),
             vocab_size=_size(config, "vocab_size"),
             tie_word_embeddings=config.get("tie_word_embeddings") is True,
             max_position=_size(config, "max_position_embeddings", 2048),

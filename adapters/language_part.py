@@ -31,6 +31,14 @@ _NAMES = (
 )
 
 
+def architecture(config: Mapping[str, Any]) -> str | None:
+    """The first that is named; where the key is missing, the one of the model's type."""
+    named = config.get("architectures")
+    if named is None:
+        return ARCHITECTURES.get(str(config.get("model_type")))
+    return str(named[0]) if isinstance(named, list) and named else None
+
+
 def sees(config: Mapping[str, Any]) -> bool:
     """Whether the checkpoint has more than a language model, and is one of those read here."""
     return config.get("architectures") == [SEEING]

@@ -19,6 +19,7 @@ from adapters.language_part import language_config, plain_name, sees
 from adapters.tensor_file import LFS_POINTER, POINTER, is_pointer
 from engine.errors import CheckpointInvalid
 
+TYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 INDEX = "model.safetensors.index.json"
 
 
@@ -53,6 +54,12 @@ class Checkpoint:
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
+
+    @property
+    def dtype(self) -> str:
+        """Of the embeddings, as config.json would say it."""
+        found = self._tensors.get("model.embed_tokens.weight")
+        return TYPES.get(found.dtype, "float16") if found else "float16"
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, on the CPU, as stored."""

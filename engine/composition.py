@@ -92,7 +92,8 @@ class _Source:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         checkpoint = Checkpoint(config.model)
-        spec = ModelSpec.read(checkpoint.config, checkpoint.json("generation_config.json"))
+        generation = checkpoint.json("generation_config.json")
+        spec = ModelSpec.read(checkpoint.config, generation, stored=checkpoint.dtype)
         _check_length(config, spec)
         device = device_of(member, config, choose_device(config.device))
         choice = choose_dtype(config.dtype, spec, device)

@@ -280,7 +280,8 @@ class Weights:
             near = [key for key in self._checkpoint.tensors if key.startswith(_module(name) + ".")]
             raise CheckpointInvalid(
                 f"{_module(name)}: found {', '.join(sorted(near)) or 'no tensor'}; "
-                f"expected {name} {list(shape)}, or qweight, qzeros and scales"
+                f"expected {name} {list(shape)}"
+                + (", or qweight, qzeros and scales" if len(shape) == 2 else "")
             )
         if found.shape != shape or found.dtype not in FLOATS:
             raise CheckpointInvalid(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from adapters.language_part import architecture
 from engine.errors import CheckpointInvalid
 from engine.models import llama, mistral, qwen2, qwen3
 from engine.models.fields import Config
@@ -18,18 +19,17 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 
 
 def architecture_of(config: Config) -> str:
-    """The first that is named; "?" where none is."""
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else "?"
+    """ "?" where none is named."""
+    return architecture(config) or "?"
 
 
 def read_traits(config: Config) -> Traits:
     """Raises CheckpointInvalid for an architecture we do not serve, saying what it would need."""
-    architecture = architecture_of(config)
-    if architecture not in FAMILIES:
-        need = what_it_needs(architecture)
+    name = architecture_of(config)
+    if name not in FAMILIES:
+        need = what_it_needs(name)
         raise CheckpointInvalid(
-            f"config.json: architecture {architecture!r} is not served; expected "
+            f"config.json: architecture {name!r} is not served; expected "
             f"{' or '.join(FAMILIES)}" + (f". It would need {need}" if need else "")
         )
     for key in EXPERT_COUNTS:
@@ -38,4 +38,4 @@ def read_traits(config: Config) -> Traits:
                 f"config.json: {key}={config[key]}; mixtures of experts are not supported: "
                 f"it would need {EXPERTS}"
             )
-    return FAMILIES[architecture](config)
+    return FAMILIES[name](config)

@@ -85,9 +85,16 @@ class ModelSpec:
 
     @classmethod
     def read(
-        cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+        cls,
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any] | None = None,
+        *,
+        stored: str = "float16",
     ) -> "ModelSpec":
-        """From ``config.json`` and ``generation_config.json``. Raises CheckpointInvalid."""
+        """From ``config.json`` and ``generation_config.json``. Raises CheckpointInvalid.
+
+        ``stored``: the weights' type, for a config that does not say it.
+        """
         traits = read_traits(config)
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
@@ -114,9 +121,17 @@ class ModelSpec:
             mlp_bias=traits.mlp_bias,
             qk_norm=traits.qk_norm,
             windows=traits.windows or (0,) * layers,
-            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float16"),
+            dtype=_dtype(config) or stored,
             eos_tokens=_eos(config, generation or {}),
         )
+
+
+def _dtype(config: Config) -> str | None:
+    for key in ("dtype", "torch_dtype"):
+        said = str(config.get(key)).removeprefix("torch.")
+        if said in ("float16", "bfloat16", "float32"):
+            return said
+    return None
 
 
 def _heads(config: Config) -> tuple[int, int]:

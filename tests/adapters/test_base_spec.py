@@ -61,6 +61,11 @@ def test_heads_may_be_wider_than_their_share(tmp_path):
     assert spec.shape_of("o_proj") == (64, 24)
 
 
+def test_a_config_without_architectures_is_of_its_models_type(tmp_path):
+    path = checkpoint(tmp_path / "base", architectures=..., model_type="qwen2")
+    assert BaseSpec.from_checkpoint(path).architecture == "Qwen2ForCausalLM"
+
+
 def test_a_qwen3_that_states_no_head_size_has_heads_of_128(tmp_path):
     names = {"architectures": ["Qwen3ForCausalLM"]}
     spec = BaseSpec.from_checkpoint(checkpoint(tmp_path / "base", **names))
@@ -118,6 +123,7 @@ def test_another_base_has_another_fingerprint(tmp_path):
         ({"num_hidden_layers": "2"}, "num_hidden_layers"),
         ({"vocab_size": 0}, "vocab_size"),
         ({"architectures": []}, "architectures"),
+        ({"architectures": ..., "model_type": "nano"}, "architectures"),
     ],
 )
 def test_names_the_field_it_cannot_read(tmp_path, changes, said):

@@ -65,6 +65,13 @@ def test_half_precision_weights_are_read_as_what_they_are(tmp_path, dense, dtype
     assert torch.equal(logits(a), logits(b))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_checkpoint_knows_the_type_of_its_weights(tmp_path, dense, dtype):
+    stored = {name: tensor.to(dtype) for name, tensor in dense.stored.items()}
+    found = Checkpoint(rewritten(tmp_path / "m", dense, stored)).dtype
+    assert found == str(dtype).removeprefix("torch.")
+
+
 def test_a_quantised_model_equals_its_dequantised_one(tmp_path, gptq):
     plain = rewritten(tmp_path / "d", gptq, gptq.dense, {"quantization_config": None})
     assert torch.equal(logits(gptq.path), logits(plain))

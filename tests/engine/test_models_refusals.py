@@ -111,6 +111,30 @@ def test_a_name_we_know_nothing_of_is_refused_with_the_ones_we_serve(config):
     assert "would need" not in said
 
 
+@pytest.mark.parametrize(("kind", "name"), [("llama", "Llama"), ("qwen3", "Qwen3")])
+def test_a_config_that_names_no_architecture_is_of_its_type(kind, name):
+    assert read(architectures=None, model_type=kind).architecture == f"{name}ForCausalLM"
+    assert "'?' is not served" in refusal(architectures=None, model_type="nano")
+
+
+@pytest.mark.parametrize("kinds", [[SLIDING] * 4, [FULL] * 3 + [SLIDING], "full_attention", []])
+def test_a_llama_with_windows_is_refused(kinds):
+    assert "layer_types=" in refusal(layer_types=kinds)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"torch_dtype": None, "dtype": "float16"}, "float16"),
+        ({"torch_dtype": "auto"}, "bfloat16"),
+        ({"torch_dtype": None, "dtype": {"text": "float16"}}, "bfloat16"),
+    ],
+)
+def test_a_type_that_is_not_said_is_the_one_of_the_weights(config, dtype):
+    assert ModelSpec.read(Shape().config | config, stored="bfloat16").dtype == dtype
+
+
 @pytest.mark.parametrize("key", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
 def test_a_word_is_not_taken_for_a_flag(key):
     assert f"{key}='false'; expected true or false" in refusal(**{key: "false"})
