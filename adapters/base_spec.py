@@ -12,6 +12,7 @@ import numpy as np
 from adapters.errors import AdapterInvalid, BaseUnreadable
 from adapters.language_part import architecture, language_config
 from adapters.language_part import plain_name as plain_tensor
+from adapters.shards import index_name
 from adapters.tensor_file import TensorFile
 from adapters.values import as_float32
 
@@ -198,7 +199,7 @@ def values_digest(file: TensorFile, name: str) -> str:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
+    index = directory / index_name(directory)
     if not index.exists():  # of several files it is the one of the usual name, as for the engine
         usual = directory / "model.safetensors"
         return [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))

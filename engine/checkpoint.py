@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from adapters.language_part import language_config, plain_name, sees
+from adapters.shards import INDEX, index_name
 from adapters.tensor_file import LFS_POINTER, POINTER, is_pointer
 from engine.errors import CheckpointInvalid
 
 TYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Checkpoint:
 
     def _shards(self) -> dict[str, set[str] | None]:
         """File names, each with the tensors the index expects in it (None: whatever it holds)."""
-        index = self.json(INDEX).get("weight_map")
+        index = self.json(index_name(self.path)).get("weight_map")
         if isinstance(index, dict) and index:
             shards: dict[str, set[str] | None] = {}
             for name, shard in index.items():

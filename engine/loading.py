@@ -36,8 +36,17 @@ from engine.team.shard import CUT_BY_INPUTS, Shard
 from kernels.w8_weight import dequantize_w8
 
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
-TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # the model computes them
-SCALES = (".input_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")  # of activations
+# The model computes them, or a trainer kept them for itself.
+TABLES = (
+    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq", ".rotary_emb.cos_cached",
+    ".rotary_emb.sin_cached", ".attn.bias", ".masked_bias", "._extra_state",
+)  # fmt: skip
+# Of activations and of keys and values, which are rounded here, if at all, by what they are.
+SCALES = (
+    ".input_scale", ".input_scale_ub", ".input_zero_point", ".output_scale",
+    ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".k_zero_point",
+    ".v_zero_point",
+)  # fmt: skip
 IGNORED = (*TABLES, *SCALES)
 CLAIMS = ("quantization_config", "compression_config")  # keys of config.json
 CLAIM_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")

@@ -30,7 +30,12 @@ from engine.quant.schemes import (
 
 Config = Mapping[str, Any]
 Reader = Callable[[str, Config], Claim]
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", *NAMES)
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", *NAMES)
+# What tells the method where none is named.
+_SIGNS: Mapping[str, str] = {
+    "load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes", "mode": "mlx",
+    "config_groups": "compressed-tensors", "zero_point": "awq", "w_bit": "awq",
+}  # fmt: skip
 _UNSERVED = ("rotation", "activation")  # GPTQModel: inputs rotated, or quantised, on the way
 _ZEROS: Mapping[str, Zeros] = {"gptq": "v1", "gptq_v1": "v1", "gptq_v2": "v2"}
 
@@ -52,7 +57,10 @@ def _read(source: str, config: Config) -> Scheme:
         return read_compressed(source, config)
     if method in NAMES:
         return read_auto_round(source, config)
-    if method in ("fp8", "fbgemm_fp8"):
+    if method == "modelopt" and config.get("quant_algo") != "FP8":
+        said = f"modelopt with quant_algo={config.get('quant_algo')!r}"
+        refuse(source, "quant_method", said, "'FP8' as its quant_algo")
+    if method in ("fp8", "fbgemm_fp8", "modelopt"):
         return Scheme(default=_fp8(source, config))
     for field in _UNSERVED:
         if config.get(field):
@@ -64,7 +72,7 @@ def _read(source: str, config: Config) -> Scheme:
 def _method(config: Config) -> str:
     method = str(config.get("quant_method") or config.get("method") or "").lower()
     if not method:
-        return "awq" if "zero_point" in config or "w_bit" in config else "gptq"
+        return next((name for sign, name in _SIGNS.items() if sign in config), "gptq")
     return "awq" if method == "gptq" and _layout(config) == "gemm" else method
 
 
@@ -90,6 +98,8 @@ def _gptq(source: str, config: Config) -> Claim:
 def _awq(source: str, config: Config) -> Claim:
     version = str(config.get("version") or _layout(config) or "gemm").lower()
     check(source, "version", version, ("gemm",))
+    if config.get("backend") == "llm-awq":
+        refuse(source, "backend", "llm-awq", "'autoawq': the other packs words in its own way")
     check(source, "bits", config.get("bits", config.get("w_bit", 4)), (4,))
     zero_point = read_flag(source, "zero_point", config.get("zero_point"))
     size = config.get("group_size", config.get("q_group_size", 128))

@@ -6,7 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.checkpoint import INDEX, Checkpoint
+from adapters.base_spec import BaseSpec
+from adapters.shards import INDEX
+from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
 from engine.models.spec import ModelSpec
 from tests.engine.checkpoints import Layout, Shape, save, write_checkpoint
@@ -45,15 +47,18 @@ def logits(path, **settings):
     return rig.logits([chunk(TOKENS, rig.pages(16))])
 
 
-def test_shards_are_one_checkpoint(tmp_path, gptq):
+@pytest.mark.parametrize("index_name", [INDEX, "gptq_model-4bit-32g.safetensors.index.json"])
+def test_shards_are_one_checkpoint(tmp_path, gptq, index_name):
     names = sorted(gptq.stored)
     shards = {f"model-{i}.safetensors": names[i::3] for i in range(3)}
     for file, part in shards.items():
         save_file({name: gptq.stored[name].contiguous() for name in part}, tmp_path / file)
     index = {name: file for file, part in shards.items() for name in part}
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": index}))
+    (tmp_path / index_name).write_text(json.dumps({"weight_map": index}))
     (tmp_path / "config.json").write_text((gptq.path / "config.json").read_text())
     assert torch.equal(logits(tmp_path), logits(gptq.path))
+    read = BaseSpec.from_checkpoint
+    assert read(tmp_path).fingerprint == read(gptq.path).fingerprint
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -112,9 +117,18 @@ def test_a_bias_of_zeros_where_the_model_has_none_is_not_a_bias(tmp_path, gptq):
     assert DOWN in refusal(rewritten(tmp_path / "n", gptq, stored))
 
 
-def test_tables_that_the_model_computes_are_ignored(tmp_path, dense):
-    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    path = rewritten(tmp_path / "m", dense, {**dense.stored, **table})
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.rotary_emb.inv_freq",
+        *(f"model.layers.0.self_attn.rotary_emb.{table}" for table in ("inv_freq", "cos_cached")),
+        *(f"model.layers.1.self_attn.{each}" for each in ("k_scale", "v_scale", "_extra_state")),
+        *(f"{GATE}.{each}" for each in ("input_scale", "input_scale_ub", "input_zero_point")),
+        f"{GATE}._extra_state",
+    ],
+)
+def test_what_the_model_computes_or_a_trainer_kept_for_itself_is_ignored(tmp_path, dense, name):
+    path = rewritten(tmp_path / "m", dense, {**dense.stored, name: torch.ones(8)})
     assert torch.equal(logits(path), logits(dense.path))
 
 

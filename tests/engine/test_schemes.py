@@ -14,6 +14,10 @@ from tests.engine.checkpoints import Layout, Shape, quantised, save, write_check
 from tests.engine.rig import Rig, chunk
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+COMPRESSED_CONFIG = {
+    "config_groups": {"all": {"targets": ["Linear"], "weights": {"num_bits": 8}}},
+    "format": "int-quantized",
+}
 Q = "model.layers.0.self_attn.q_proj"
 V = "model.layers.1.self_attn.v_proj"
 UP = "model.layers.0.mlp.up_proj"
@@ -32,6 +36,48 @@ def test_without_claims_the_tensors_alone_tell():
 @pytest.mark.parametrize("config", ["gptq", [4]])
 def test_claims_that_are_no_object_are_refused_under_their_name(config):
     with pytest.raises(CheckpointInvalid, match=r"config.json: found .*expected an object"):
+        read_scheme({"config.json": config})
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes"),
+        ({"group_size": 64, "bits": 4, "mode": "affine"}, "mlx"),
+        *(({"quant_method": name}, name) for name in ("hqq", "eetq", "marlin", "gguf", "mxfp4")),
+    ],
+)
+def test_another_method_is_refused_by_its_name(config, method):
+    with pytest.raises(CheckpointInvalid, match=f"config.json: quant_method='{method}'"):
+        read_scheme({"config.json": config})
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"bits": 4}, "gptq"),
+        ({"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "awq"),
+        ({"bits": 4, "zero_point": False}, "awq"),
+        (COMPRESSED_CONFIG, "compressed-tensors"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, "fp8"),
+    ],
+)
+def test_a_method_is_told_by_what_only_it_says(config, method):
+    assert read_scheme({"config.json": config}).claim(Q).method == method
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            "quant_method=.modelopt with quant_algo='NVFP4'",
+        ),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "backend='llm-awq'"),
+    ],
+)
+def test_a_variant_that_packs_otherwise_is_refused_by_field(config, said):
+    with pytest.raises(CheckpointInvalid, match=said):
         read_scheme({"config.json": config})
 
 
