@@ -15,29 +15,25 @@ next depends on how many of them are kept.
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 from adapters.errors import AdapterMissing, StoreUnavailable
-from engine.admission import Limits, Refusal
 from engine.book import Book
 from engine.built import Built
+from engine.bulletin import LOAD_INTERVAL_S, Bulletin
 from engine.collector import Collector
 from engine.config import EngineConfig
 from engine.counts import CountRecord
-from engine.deadlines import Deadlines
-from engine.door import Door
-from engine.errors import AdapterUnknown, DeviceLost, RunnerFault, WireStalled
-from engine.handoff.giving import First
+from engine.errors import AdapterUnknown, WireStalled
 from engine.handoff.handoffs import Handoffs
 from engine.handoff.news import News, Wire
+from engine.harvest import Harvest
 from engine.mailbox import Mailbox
 from engine.masking import Begun, Masking
 from engine.metrics import EngineMetrics
 from engine.observer import Observer
-from engine.pages import Kind
 from engine.protocol import (
     AskCounts,
     AskRecorded,
@@ -47,36 +43,29 @@ from engine.protocol import (
     Forgo,
     Goodbye,
     Grant,
-    Load,
-    Output,
     Prefetch,
     Recorded,
     RefusalCode,
-    Refused,
     Retire,
-    Role,
     Submit,
     ToGateway,
-    TokenLogprobs,
 )
+from engine.reception import Reception, limits_of
 from engine.residency import P
-from engine.scheduler import Plan, Planned, Scheduler
+from engine.scheduler import Plan, Scheduler
 from engine.seating import Seating
-from engine.sequence import Phase, Request, Sequence
+from engine.sequence import Request
 from engine.speculation.payoff import Payoff
 from engine.speculation.speculation import Judge, Speculation
-from engine.standing import name_adapters, standing
-from engine.step import NO_ADAPTER, Drawn, Pending, StepResult
 from engine.traces import RequestTraces
+from engine.under_way import UnderWay, guarded
 
-LOAD_INTERVAL_S = 0.1
 STALL_S = 10.0  # how long the wire may leave a full outbox
 POLL_S = 0.002  # between looks at loads under way
 IDLE_S = 0.25
 NO_GATEWAY = -1  # in place of a connection, of what other engines say
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +95,6 @@ class Heard:
 class Said:
     connection: int | None  # None: all of them
     message: ToGateway  # a connection ends after Goodbye
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """A launched pass whose result was not taken in yet."""
-
-    plan: Plan
-    pending: Pending
-    launched: float  # seconds
-
-    def result(self) -> StepResult:
-        """Waits for it. Raises whatever the pass did."""
-        result = self.pending.wait()
-        _verify(self.plan, result)
-        return result
 
 
 class Core(Generic[P]):
@@ -154,34 +128,25 @@ class Core(Generic[P]):
             release=self.scheduler.remove, say=self._say, clock=clock, traces=traces,
         )  # fmt: skip
         self._masking = Masking(built.grammars, self.book, metrics)
-        self._door = Door(config, self.scheduler, self.book)
-        self._config, self._runner, self._eos = config, built.runner, built.eos
+        self._harvest = Harvest(config, self.scheduler, self.book, metrics, clock=clock)
+        self._bulletin = Bulletin(self.scheduler, self.seating, metrics)
+        self._config, self._runner = config, built.runner
         self._ahead = built.ahead
         self._under_way: UnderWay | None = None
-        self._taken_in = float("-inf")  # when the last pass was, seconds
-        self._metrics, self._record, self._clock = metrics, record, clock
-        self._entropy = entropy or random.SystemRandom()
-        self._limits = Limits(
-            vocab_size=built.base.vocab_size,
-            max_model_len=built.max_model_len,
-            num_pages=built.num_pages,
-            page_tokens=config.page_tokens,
-            adapters=self.residency.enabled,
-            grammars=self._masking.enabled,
-            image_tokens=built.base.image_tokens,
-            image_side=built.base.image_side,
-            gives=wire is not None and config.role is not Role.DECODE,
-            takes=wire is not None and config.takes,
-        )
-        self.handoffs = self._handoffs(built, wire)
-        self._requests = self._sequences = 0  # so far
-        self._deadlines = Deadlines(self.book.find)
+        self._metrics, self._clock = metrics, clock
+        self.handoffs = self._harvest.handoffs = self._handoffs(built, wire)
+        limits = limits_of(
+            config, built, adapters=self.residency.enabled, grammars=self._masking.enabled,
+            handoffs=wire is not None,
+        )  # fmt: skip
+        self._reception = Reception(
+            config, limits, self.scheduler, self.book, self._masking, metrics,
+            handoffs=self.handoffs, eos=built.eos, say=self._say, clock=clock,
+            entropy=entropy or random.SystemRandom(),
+        )  # fmt: skip
         self._draining_since: float | None = None
         self._came_round = self._clock()
         self._collector = Collector(clock)
-        self._load: Load | None = None
-        self._load_pushed = self._stood = float("-inf")
-        self._gaps: Counter[float] = Counter()  # seconds between tokens, of one pass
 
     def _handoffs(self, built: Built[P], wire: Wire | None) -> Handoffs | None:
         if wire is None or built.transfer is None:
@@ -189,7 +154,7 @@ class Core(Generic[P]):
         self._metrics.page_bytes = built.transfer.page_bytes
         return Handoffs(
             wire, built.transfer, self.seating, timeout_s=self._config.handoff_timeout_s,
-            observer=self._metrics, deliver=self._deliver, finish=self._end_given,
+            observer=self._metrics, deliver=self._harvest.deliver, finish=self._harvest.end_given,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -239,7 +204,9 @@ class Core(Generic[P]):
             self.book.flush()
         if computed:
             self._flush()
-        self._report(self._clock())
+        load = self._bulletin.news(self._clock(), draining=self.draining)
+        if load is not None:
+            self._say(None, load)
         return computed or caught_up
 
     @property
@@ -258,14 +225,14 @@ class Core(Generic[P]):
             return POLL_S
         if self.book or self._draining_since is not None:
             return 10 * POLL_S  # deadlines and grants run out
-        return IDLE_S if self._load == self._measure() else LOAD_INTERVAL_S
+        return IDLE_S if self._bulletin.is_told(draining=self.draining) else LOAD_INTERVAL_S
 
     def _hear(self, heard: list[Heard]) -> None:
         for item in heard:
             connection, message = item.connection, item.message
             match message:
                 case Submit():
-                    self._submit(connection, message)
+                    self._reception.submit(connection, message, draining=self.draining)
                 case Cancel(name, choices):
                     if request := self.book.find(connection, name):
                         self.book.end(request, Finish.CANCELLED, only=choices)
@@ -293,55 +260,8 @@ class Core(Generic[P]):
                     if self.handoffs:
                         self.handoffs.hear(news, self._clock())
 
-    def _submit(self, connection: int, submit: Submit) -> None:
-        if self.book.find(connection, submit.request):
-            # No answer could say which of the two it is about.
-            self._say(connection, Goodbye(f"request {submit.request} is already open"))
-            return
-        try:
-            self._accept(connection, submit)
-        except Refusal as refusal:
-            self._metrics.refused(refusal.code.value)
-            self._say(
-                connection,
-                Refused(submit.request, refusal.code, refusal.detail, refusal.retry_ms),
-            )
-
-    def _accept(self, connection: int, submit: Submit) -> None:
-        if self._draining_since is not None:
-            raise Refusal(RefusalCode.DRAINING, "this engine is leaving")
-        limit = self._limits.admit(submit)
-        if self.handoffs:
-            self.handoffs.require_new(submit)
-        self._door.admit(connection, submit)
-        now = self._clock()
-        self._requests += 1
-        request = Request(
-            submit=submit,
-            connection=connection,
-            serial=self._requests,
-            arrived=now,
-            limit=limit,
-            stops=frozenset(submit.stop_tokens) | (frozenset() if submit.ignore_eos else self._eos),
-            deadline=None if submit.deadline_ms is None else now + submit.deadline_ms / 1000,
-        )
-        self._masking.compile(request)
-        request.choices = [self._choice(request, index) for index in range(submit.n)]
-        self.book.add(request)
-        if self.handoffs:
-            self.handoffs.add(request, now)
-        for sequence in request.choices:
-            self.scheduler.add(sequence)
-        self._deadlines.add(request)
-
-    def _choice(self, request: Request, index: int) -> Sequence:
-        self._sequences += 1
-        given = request.submit.sampling.seed
-        seed = self._entropy.getrandbits(63) if given is None else derive_seed(given, index)
-        return Sequence(number=self._sequences, request=request, index=index, seed=seed)
-
     def _expire(self, now: float) -> None:
-        for late in self._deadlines.due(now):
+        for late in self._reception.deadlines.due(now):
             self.book.end(late, Finish.DEADLINE)
         for request in self.book.metered():
             self._await_grant(request, now)
@@ -358,11 +278,8 @@ class Core(Generic[P]):
             request.dry_since = now
         if now - request.dry_since >= self._config.grant_timeout_s:
             self.book.end(request, Finish.GRANT)
-        elif wants := self._ask(request):
+        elif wants := self._harvest.ask(request):
             self.book.output(request, request.unfinished[0].say([], wants=wants))
-
-    def _ask(self, request: Request) -> int | None:
-        return request.ask(self._config.grant_ahead, self._config.grant_step)
 
     def _fail_loads(self) -> None:
         for digest, error in self.residency.poll().items():
@@ -392,220 +309,39 @@ class Core(Generic[P]):
         begun = self._masking.begin(plan) if before is None else None
         launched = self._launch(plan) if plan.planned else None
         if before is not None:
-            self._take_in(before)
+            self._harvest.take_in(before)
         if isinstance(launched, UnderWay):
             launched = self._draw(launched, begun)
         if isinstance(launched, Exception):
-            self._fail(plan, launched)
+            self._harvest.fail(plan, launched)
         elif launched is not None and self._ahead:
             self._under_way = launched
         elif launched is not None:
-            self._take_in(launched)
+            self._harvest.take_in(launched)
         return launched is not None or before is not None
 
     def _catch_up(self) -> bool:
         """Take in a pass under way, so that all tokens are known. Returns whether there was any."""
         before, self._under_way = self._under_way, None
         if before is not None:
-            self._take_in(before)
+            self._harvest.take_in(before)
         return before is not None
 
     def _launch(self, plan: Plan) -> UnderWay | Exception:
         now = self._clock()  # before: where nothing runs beside the host, launching computes
-        return _guarded(lambda: UnderWay(plan, self._runner.launch(plan.step), launched=now))
+        beside = self._ahead and not plan.drafts
+        return guarded(
+            lambda: UnderWay(plan, self._runner.launch(plan.step), launched=now, beside=beside)
+        )
 
     def _draw(self, launched: UnderWay, begun: Begun) -> UnderWay | Exception:
-        drawn = _guarded(lambda: self._masking.draw(launched.plan, launched.pending, begun))
+        drawn = guarded(lambda: self._masking.draw(launched.plan, launched.pending, begun))
         return drawn if isinstance(drawn, Exception) else launched
-
-    def _take_in(self, under_way: UnderWay) -> None:
-        plan, result = under_way.plan, _guarded(under_way.result)
-        if isinstance(result, Exception):
-            self._fail(plan, result)
-            return
-        self._count_pass(under_way, kept=sum(len(drawn.further) for drawn in result.drawn))
-        prompt = generated = 0
-        for item, drawn in zip(plan.planned, result.drawn, strict=True):
-            if item.sequence.phase is Phase.FINISHED:  # before this pass was over
-                item.sequence.request.spent -= item.draws
-                continue
-            before = item.sequence.generated
-            prompt += self._absorb(item, drawn)
-            generated += item.sequence.generated - before
-        self._metrics.tokens(prompt=prompt, generated=generated)
-        for seconds, times in self._gaps.items():
-            self._metrics.vllm.between(seconds, times)
-        self._gaps.clear()
-
-    def _fail(self, plan: Plan, error: Exception) -> None:
-        log.error("a pass of %d sequences failed", len(plan.planned), exc_info=error)
-        self._metrics.failed_step()
-        for item in plan.planned:
-            item.sequence.request.spent -= item.draws
-            if item.sequence.phase is not Phase.FINISHED:
-                text = f"the forward pass failed ({type(error).__name__})"
-                self.book.finish(item.sequence, Finish.ERROR, text)
-
-    def _absorb(self, item: Planned, drawn: Drawn) -> int:
-        """Take in what one chunk brought. Returns how many prompt tokens are newly computed."""
-        sequence, request = item.sequence, item.sequence.request
-        if drawn.failed:
-            self.scheduler.distrust(sequence)
-            self.book.finish(sequence, Finish.ERROR, drawn.failed)
-            return 0
-        fresh = sequence.advance(item.stop, item.life, drawn)
-        self.scheduler.settle(item)
-        if fresh and sequence.prompt_computed == len(request.submit.tokens):
-            self.book.note(request)
-        if item.chunk.draw is not None and drawn.token is not None:
-            self._emit(item, (drawn, *drawn.further))
-        return fresh
-
-    def _emit(self, item: Planned, rows: tuple[Drawn, ...]) -> None:
-        """Take the tokens of one pass, up to one that ends the sequence."""
-        sequence = item.sequence
-        request, count, error = sequence.request, 0, ""
-        tokens, logprobs, finish = list[int](), list[TokenLogprobs](), None
-        for row in rows:
-            if row.failed or row.token is None:
-                self.scheduler.distrust(sequence)
-                finish, error = Finish.ERROR, row.failed
-                break
-            count += 1
-            finish = sequence.accept(row.token)
-            if sequence.stop_token is None:
-                tokens.append(row.token)
-                logprobs += [row.logprobs] if row.logprobs else []
-            if finish:
-                error = f"grammar: {sequence.fault}" if finish is Finish.ERROR else ""
-                break
-        self.scheduler.took_tokens(item, count)
-        self._clock_token(sequence, self._taken_in)
-        output = self._said(sequence, tokens, logprobs, finish=finish, error=error)
-        first = rows[0]
-        if (
-            self.handoffs
-            and request.gives
-            and first.token is not None
-            and finish in (Finish.LENGTH, Finish.STOP)
-        ):
-            drawn = First(first.token, first.logprobs, output)
-            self.handoffs.drew(request, drawn, self._taken_in)
-        else:
-            self._tell(sequence, output)
-
-    def _deliver(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
-        """The first token of a prompt that another engine computed."""
-        request = sequence.request
-        request.spent += 1
-        self.book.note(request)
-        finish = sequence.accept(token)
-        self._clock_token(sequence, self._clock())
-        kept = sequence.stop_token is None
-        output = self._said(
-            sequence,
-            [token] if kept else [],
-            [logprobs] if logprobs and kept else [],
-            finish=finish,
-            error=f"grammar: {sequence.fault}" if finish is Finish.ERROR else "",
-        )
-        self._tell(sequence, output)
-
-    def _end_given(self, sequence: Sequence, terminal: Output | None, error: str) -> None:
-        """The pages of a prompt computed for another engine have left, or will not."""
-        finish = terminal.finish if terminal and terminal.finish else Finish.ERROR
-        self.book.finish(sequence, finish, error, terminal)
-
-    def _said(
-        self,
-        sequence: Sequence,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs],
-        *,
-        finish: Finish | None,
-        error: str,
-    ) -> Output:
-        return sequence.say(
-            tokens,
-            logprobs or None,
-            finish=finish,
-            error=error,
-            wants=None if finish else self._ask(sequence.request),
-        )
-
-    def _tell(self, sequence: Sequence, output: Output) -> None:
-        if output.finish:
-            self.book.finish(sequence, output.finish, output=output)
-        else:
-            self.book.output(sequence.request, output)
-
-    def _clock_token(self, sequence: Sequence, now: float) -> None:
-        gap = sequence.course.drew(now)
-        if gap is not None:
-            self._gaps[gap] += 1
-        else:
-            self._metrics.vllm.prefilled(
-                len(sequence.request.submit.tokens), now - sequence.course.arrived
-            )
-
-    def _count_pass(self, under_way: UnderWay, *, kept: int) -> None:
-        plan, started = under_way.plan, under_way.launched
-        rows = {item.chunk.adapter for item in plan.planned}
-        base = NO_ADAPTER in rows
-        now = self._clock()
-        seconds = now - max(started, self._taken_in)  # it began when the one before it ended
-        self._taken_in = now
-        alone = self._ahead and not plan.drafts  # the host's work is beside it
-        self.scheduler.took(plan, seconds, kept=kept, whole=seconds if alone else now - plan.began)
-        self._metrics.step(seconds, len(rows) - base, base, len(plan.planned))
-        for item in plan.planned:
-            request, course = item.sequence.request, item.sequence.course
-            if course.started is None:
-                course.started = started
-            if request.first_pass is None:
-                request.first_pass = started
-                self._metrics.queued(started - request.arrived)
 
     def _flush(self) -> None:
         """Say what is to be said, once the gauges show the state it was said in."""
-        self._metrics.state(
-            running=self.scheduler.running,
-            waiting=self.scheduler.waiting,
-            free_pages=self.pool.free_pages,
-            resting_pages=self.pool.resting_pages,
-            kv_pages=self.pool.holdings(Kind.KV),
-            adapter_pages=self.pool.holdings(Kind.ADAPTER),
-            adapters=self.residency.count,
-            usable_pages=self.seating.eviction.pages,
-        )
+        self._bulletin.show()
         self.book.flush()
-
-    def _report(self, now: float) -> None:
-        """Push the load to the gateways when it changed, and tell the metrics who has what."""
-        if now - self._stood >= LOAD_INTERVAL_S:
-            self._stood = now
-            self._stand()
-        if now - self._load_pushed < LOAD_INTERVAL_S:
-            return
-        load = self._measure()
-        if load != self._load:
-            self._load, self._load_pushed = load, now
-            self._say(None, load)
-
-    def _stand(self) -> None:
-        shares = self._metrics.shares
-        shares.stand(standing(self.scheduler, self.seating, shares.adapters))
-        name_adapters(self.scheduler, self._metrics.vllm.adapters)
-
-    def _measure(self) -> Load:
-        return Load(
-            self.scheduler.running,
-            self.scheduler.waiting,
-            self.seating.eviction.pages,
-            self.pool.num_pages,
-            self.residency.resident,
-            self.draining,
-        )
 
     def _say(self, connection: int | None, message: ToGateway) -> None:
         if not self.outbox.put(Said(connection, message), timeout_s=STALL_S):
@@ -621,26 +357,3 @@ def _speculation(
         built.proposer, most=config.speculation.tokens, rows=config.draft_rows,
         judge=judge or Payoff(ahead=built.ahead), observer=observer,
     )  # fmt: skip
-
-
-def _guarded(work: Callable[[], T]) -> T | Exception:
-    """The loop's guard: what a pass raises ends the requests in it, and nothing else."""
-    try:
-        return work()
-    except DeviceLost:
-        raise
-    except Exception as error:
-        return error
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """A choice's own seed in 0 .. 2**64-1; the first choice keeps the request's, modulo 2**64."""
-    return (seed + index * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
-
-
-def _verify(plan: Plan, result: StepResult) -> None:
-    if len(result.drawn) != len(plan.planned):
-        raise RunnerFault(f"{len(plan.planned)} chunks brought {len(result.drawn)} results")
-    for item, drawn in zip(plan.planned, result.drawn, strict=True):
-        if item.chunk.draw and drawn.token is None and not drawn.failed:
-            raise RunnerFault(f"sequence {item.sequence.number} was to draw and did not")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.core import derive_seed
 from engine.pages import Kind
 from engine.protocol import Finish, Sampling, TokenLogprobs, Usage
+from engine.reception import derive_seed
 from engine.step import DRAWN, StepPlan, StepResult
 from tests.engine.harness import Harness, config
 from tests.fakes.runner import EOS, Launched, alone, build

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.activation import active_from
 from engine.admission import Limits
-from engine.core import derive_seed
 from engine.pages import Kind
 from engine.protocol import Finish, Output, RefusalCode, Submit
+from engine.reception import derive_seed
 from engine.speculation.settings import Method, SpeculationSettings
 from tests.engine.harness import Harness, config, submit
 from tests.fakes.proposer import FakeProposer
