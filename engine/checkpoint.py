@@ -20,6 +20,7 @@ from adapters.shards import INDEX, index_name
 from adapters.tensor_file import LFS_POINTER, POINTER, is_pointer
 from engine.errors import CheckpointInvalid
 
+OTHERS = {"*.bin": "a pickle", "*.pt": "a pickle", "*.pth": "a pickle", "*.gguf": "a GGUF file"}
 TYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
 
@@ -73,8 +74,8 @@ class Checkpoint:
         if not file.is_file():
             return {}
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointInvalid(f"{file}: not readable JSON ({error})") from error
         if not isinstance(found, dict):
             raise CheckpointInvalid(f"{file}: expected a JSON object, found {type(found).__name__}")
@@ -82,8 +83,11 @@ class Checkpoint:
 
     def _shards(self) -> dict[str, set[str] | None]:
         """File names, each with the tensors the index expects in it (None: whatever it holds)."""
-        index = self.json(index_name(self.path)).get("weight_map")
-        if isinstance(index, dict) and index:
+        name = index_name(self.path)
+        index = self.json(name).get("weight_map")
+        if (self.path / name).is_file() and not (isinstance(index, dict) and index):
+            raise CheckpointInvalid(f"{self.path / name}: weight_map names no tensors")
+        if isinstance(index, dict):
             shards: dict[str, set[str] | None] = {}
             for name, shard in index.items():
                 wanted = shards.setdefault(_plain_name(shard), set())
@@ -95,10 +99,13 @@ class Checkpoint:
             return {"model.safetensors": None}
         if len(files) == 1:
             return {files[0]: None}
-        pickles = [file.name for file in (*self.path.glob("*.bin"), *self.path.glob("*.pt"))]
         found = f"{len(files)} safetensors files and no {INDEX}" if files else "no safetensors file"
-        hint = f"; {pickles[0]} is a pickle, which is not read" if pickles else ""
-        raise CheckpointInvalid(f"{self.path}: {found}{hint}")
+        others = (
+            f"; {next(self.path.glob(pattern)).name} is {what}, which is not read"
+            for pattern, what in OTHERS.items()
+            if any(self.path.glob(pattern))
+        )
+        raise CheckpointInvalid(f"{self.path}: {found}{next(others, '')}")
 
     def _is_pointer(self, shard: str) -> bool:
         try:

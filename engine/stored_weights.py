@@ -142,7 +142,7 @@ def _opened(file: Path) -> Iterator[TensorFile]:
 def _config(path: Path) -> dict[str, object]:
     try:
         found = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointInvalid(f"{path}/config.json: cannot be read ({error})") from error
     if not isinstance(found, dict):
         raise CheckpointInvalid(f"{path}/config.json: not a JSON object")

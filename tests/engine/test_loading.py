@@ -232,12 +232,31 @@ def test_directories_that_are_no_checkpoint_say_why(tmp_path):
     assert "no safetensors file" in opened(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     assert "pytorch_model.bin is a pickle" in opened(tmp_path)
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.Q4_1.gguf")
+    assert "model.Q4_1.gguf is a GGUF file, which is not read" in opened(tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00broken")
     assert "cannot be read" in opened(tmp_path)
     (tmp_path / "a.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "git lfs pull" in opened(tmp_path)
     (tmp_path / "b.safetensors").write_bytes(b"")
     assert "2 safetensors files and no" in opened(tmp_path)
+
+
+def test_a_config_in_any_unicode_is_read_and_one_without_end_refused(tmp_path, dense):
+    text = (dense.path / "config.json").read_text()
+    path = rewritten(tmp_path / "m", dense, dense.stored)
+    for encoding in ("utf-8-sig", "utf-16"):
+        (path / "config.json").write_text(text, encoding=encoding)
+        assert Checkpoint(path).config == Checkpoint(dense.path).config
+    (path / "config.json").write_text('{"a":' * 100_000)
+    assert "not readable JSON" in opened(path)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["a"]}])
+def test_an_index_without_tensors_is_named(tmp_path, dense, index):
+    path = rewritten(tmp_path / "m", dense, dense.stored)
+    (path / INDEX).write_text(json.dumps(index))
+    assert f"{INDEX}: weight_map names no tensors" in opened(path)
 
 
 def test_an_index_must_match_its_shards_and_stay_inside(tmp_path):
