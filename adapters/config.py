@@ -23,7 +23,7 @@ MAX_ALPHA = 1e9
 
 # Initialisations that only choose where training starts. The others also change the base's
 # weights when the adapter is loaded, so its tensors mean nothing on the base as it is.
-PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal"})
+PLAIN_INITS = frozenset({"gaussian", "eva", "mica", "orthogonal"})
 
 BIASES = ("none", "all", "lora_only")
 MAX_TOKENS = 65_536  # trainable ones
@@ -42,14 +42,14 @@ REFUSED_WHEN_SET = {
 
 # Of no effect on the result: training, bookkeeping, hints, or read elsewhere in this module.
 IGNORED = frozenset({
-    "alora_invocation_tokens", "alpha_pattern", "auto_mapping", "base_fingerprint",
-    "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
-    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
-    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias",
-    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save",
-    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "task_type", "trainable_token_indices", "use_dora",
-    "use_qalora", "use_rslora",
+    "alora_invocation_string", "alora_invocation_tokens", "alpha_pattern", "auto_mapping",
+    "base_fingerprint", "base_model_name_or_path", "bias", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_bias", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
+    "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
+    "revision", "runtime_config", "target_modules", "task_type", "trainable_token_indices",
+    "use_dora", "use_qalora", "use_rslora",
 })  # fmt: skip
 V = TypeVar("V", int, float)
 
@@ -155,8 +155,15 @@ class _Reader:
             self._fault("lora_bias", "DoRA has no LoRA biases; PEFT refuses both at once")
         if self._raw.get("use_dora") is True and self._raw.get("alora_invocation_tokens"):
             self._fault("alora_invocation_tokens", "an activated LoRA cannot use DoRA")
+        if self._raw.get("alora_invocation_string") and not self._raw.get(
+            "alora_invocation_tokens"
+        ):
+            text = "only alora_invocation_tokens are followed; write the string's tokens there"
+            self._fault("alora_invocation_string", text)
         init = self._raw.get("init_lora_weights", True)
-        plain = init in PLAIN_INITS if isinstance(init, str) else isinstance(init, bool | None)
+        plain = (
+            init.lower() in PLAIN_INITS if isinstance(init, str) else isinstance(init, bool | None)
+        )
         if not plain:
             self._fault(
                 "init_lora_weights",
@@ -205,7 +212,7 @@ class _Reader:
         try:
             return PatternTable(pairs)
         except PatternRefused as error:
-            self._unscalable(key, shown(str(error)))
+            self._unscalable(key, str(error))
             return PatternTable([])
 
     def _targets(self) -> tuple[str, ...] | None:

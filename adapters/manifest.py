@@ -29,12 +29,12 @@ from adapters.keys import (
     parse_key,
     trained_name,
 )  # fmt: skip
+from adapters.other_layouts import advice
 from adapters.pattern_grammar import PatternRefused
 from adapters.tensor_file import TensorFile, TensorInfo, open_regular, shown
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-PICKLE_FILE = "adapter_model.bin"
 DIGEST_VERSION = "adapter digest 1"
 LISTED = 100  # names spelled out per problem
 
@@ -128,7 +128,7 @@ class Draft:
         try:
             self._build(found)
         except PatternRefused as error:
-            self.problems.append(f"{CONFIG_FILE}: {shown(str(error))}")
+            self.problems.append(f"{CONFIG_FILE}: {error}")
         if self._config:
             self._check_outer(self._config)
             self._note_hints(self._config)
@@ -209,9 +209,8 @@ class Draft:
                 return file.tensors
         except AdapterInvalid as error:
             self.problems += error.problems
-            if not path.exists() and (self.directory / PICKLE_FILE).exists():
-                text = "pickles are not read; save with safe_serialization=True"
-                self.problems.append(f"{PICKLE_FILE}: {text}")
+            if not path.exists():
+                self.problems += advice(self.directory)
             return {}
 
     def _sorted_out(self, tensors: Mapping[str, TensorInfo]) -> dict[Site, dict[Part, TensorInfo]]:

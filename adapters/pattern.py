@@ -22,6 +22,7 @@ from adapters.pattern_grammar import (
     Repeat,
     Series,
 )
+from adapters.tensor_file import shown
 
 MAX_PROGRAM = 1_000  # states of one automaton
 MAX_STEPS = 3_000_000  # states visited for all names of one adapter
@@ -105,7 +106,7 @@ class Automaton:
         try:
             self._start = self._compile(Parser(key).parse(), 0)
         except PatternRefused as error:
-            raise PatternRefused(f"pattern {key!a}: {error}") from error
+            raise PatternRefused(f"pattern '{shown(key)}': {shown(str(error))}") from error
 
     def matches(self, name: str, budget: Budget) -> bool:
         begins, current = set(starts(name)), set[int]()

@@ -99,6 +99,7 @@ def peft_deltas(path: Path) -> Iterator[tuple[tuple[int, str], Tensor]]:
         pytest.param({"target_modules": ["v_proj"], "lora_alpha": 0}, id="zero_alpha"),
         pytest.param({"target_modules": ["q_proj"], "alora_invocation_tokens": []}, id="no_alora"),
         pytest.param({"target_modules": ["q_proj"], "init_lora_weights": "orthogonal"}, id="init"),
+        pytest.param({"target_modules": ["q_proj"], "init_lora_weights": "mica"}, id="mica"),
     ],
 )  # fmt: skip
 def test_equals_peft_module_by_module(tmp_path, base, settings):

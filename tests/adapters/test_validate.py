@@ -186,6 +186,22 @@ def test_a_pickle_is_named_and_not_opened(tmp_path):
         validate(tmp_path, BASE)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adapters.safetensors", "adapters.safetensors: MLX's own layout"),
+        ("lora.gguf", "lora.gguf: GGUF is not read"),
+        ("adapter_model.safetensors.index.json", "index.json: adapters in several files"),
+        ("adapter_0.pt", "adapter_0.pt: pickles are not read"),
+    ],
+)
+def test_another_tools_layout_is_named_with_the_way_out(tmp_path, name, said):
+    write_adapter(tmp_path)
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / name)
+    with pytest.raises(AdapterInvalid, match=f"adapter_model.safetensors: not found.*{said}"):
+        validate(tmp_path, BASE)
+
+
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_symlinked_file_is_refused(tmp_path, file):
     write_adapter(tmp_path / "a")

@@ -22,15 +22,12 @@ from tests.engine.rig import Rig, chunk
 
 pytestmark = pytest.mark.slow
 
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 FAMILIES = {
-    "plain": Shape(),
-    "tied": Shape(tied=True),
-    "biased": Shape(attention_bias=True),
-    "qwen2": Shape(
-        qkv_bias=True,
-        tied=True,
-        extra={"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
-    ),
+    "plain": (Shape(), Layout("gptq", 32, act_order=True)),
+    "tied": (Shape(tied=True), Layout("awq", 32)),
+    "biased": (Shape(attention_bias=True), Layout("compressed-tensors", 32)),
+    "qwen2": (Shape(qkv_bias=True, tied=True, extra=QWEN2), Layout("gptq", 64, symmetric=True)),
 }
 PATTERNS = [
     "q_proj", "proj", "_proj", "layers.1", r"layers\.1\.self_attn\..*", r"^model\.layers\.0\..*",
@@ -142,7 +139,7 @@ def outcome(directory: Path, written: Written, rig: Rig, seed: int) -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_our_logits_are_pefts_or_the_refusal_is_meant(tmp_path, family):
-    written = write_checkpoint(tmp_path / "m", FAMILIES[family], Layout("gptq", 32))
+    written = write_checkpoint(tmp_path / "m", *FAMILIES[family])
     rig = Rig(written.path)
     first = 1000 * list(FAMILIES).index(family)
     seen = Counter(
