@@ -1,7 +1,7 @@
 """Packed factors equal what PEFT itself computes for the same files."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from adapters.base_spec import BaseSpec
+from adapters.config import IGNORED, REFUSED_WHEN_SET
 from adapters.errors import AdapterInvalid
 from adapters.keys import PARENTS
 from adapters.manifest import AdapterManifest
@@ -115,6 +116,11 @@ def test_equals_peft_module_by_module(tmp_path, base, settings):
     assert (
         report.rank == packed.rank == max(factor.a.shape[0] for factor in packed.factors.values())
     )
+
+
+def test_every_setting_of_peft_is_one_we_know():
+    known = IGNORED | REFUSED_WHEN_SET.keys()
+    assert {field.name for field in fields(LoraConfig)} <= known
 
 
 def test_an_initialisation_that_changes_the_base_is_refused(tmp_path, base):
