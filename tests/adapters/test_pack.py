@@ -194,6 +194,17 @@ def test_copies_of_the_base_beside_an_adapter_change_nothing_or_are_refused(
         validate(path, base)
 
 
+def test_a_copy_that_was_rounded_is_refused_with_the_way_out(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj", "embed_tokens"])
+    file = path / "adapter_model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(AdapterInvalid, match=r"rounded to bfloat16: save without them"):
+        validate(path, base)
+    without = {name: t for name, t in load_file(file).items() if "base_layer" not in name}
+    save_file(without, file)
+    validate(path, base)
+
+
 def test_a_copy_that_cannot_be_compared_is_refused(tmp_path, base):
     path = trained(tmp_path, save_embedding_layers=True, target_modules=["q_proj"])
     with pytest.raises(AdapterInvalid, match=r"lm_head\.weight: .* none to compare it with"):
