@@ -272,7 +272,7 @@ class Application:
             sources,
             forwarded_hops=self._settings.forwarded_hops,
             provider=Provider(read_oidc(file)) if file is not None else None,
-            adapters=uploading.desk if uploading else None,
+            uploads=uploading.uploads if uploading else None,
         )
         return site.application()
 

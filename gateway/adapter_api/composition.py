@@ -16,6 +16,7 @@ from gateway.adapter_api.residents import Residents
 from gateway.adapter_api.routes import adapter_router
 from gateway.adapter_api.staging import Staging
 from gateway.adapter_api.sweep import Sweep
+from gateway.adapter_api.uploads import UploadDesk
 from gateway.adapter_api.vllm import vllm_router
 from gateway.catalog.service import Quota
 from gateway.config import ConfigError, Settings
@@ -53,9 +54,9 @@ class Uploading:
         )
         callers = Callers(gate, database)
         self._sweep = Sweep(database, staging, store, request_timeout_s=settings.request_timeout_s)
-        self.desk = AdapterDesk(publisher, residents)
+        self.uploads = UploadDesk(publisher)
         self.routers: list[APIRouter] = [
-            adapter_router(callers, publisher, residents),
+            adapter_router(callers, self.uploads, AdapterDesk(publisher, residents)),
             vllm_router(callers, publisher),
         ]
 

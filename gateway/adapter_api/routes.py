@@ -4,105 +4,100 @@ Paths under ``uploads``, ``aliases`` and ``quota`` are why no adapter can have t
 somebody else's is the same 404 as what does not exist. Nobody's request reaches a file by name.
 """
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.adapter_api.callers import Caller, Callers
-from gateway.adapter_api.desk import AdapterDesk, names_of, service_of
+from gateway.adapter_api.desk import AdapterDesk
 from gateway.adapter_api.forms import (
     CompleteUpload,
     CreateUpload,
     SetAlias,
     SetQuota,
-    alias_of,
-    version_of,
 )
-from gateway.adapter_api.notes import note, note_alias
-from gateway.adapter_api.publisher import Publisher
-from gateway.adapter_api.residents import Residents
-from gateway.catalog.service import Quota
+from gateway.adapter_api.uploads import UploadDesk
 from gateway.http import Request as RawRequest
 from gateway.identity.rights import Right
 
 CUT_S = 1.0  # how long requests may take to end once they are told to
 Json = dict[str, Any]
 Tenant = Annotated[str | None, Query(description="admin keys: whose adapters", max_length=64)]
+Identify = Callable[..., Awaitable[Caller]]
 
 
-def adapter_router(callers: Callers, publisher: Publisher, residents: Residents) -> APIRouter:
+def adapter_router(callers: Callers, uploads: UploadDesk, desk: AdapterDesk) -> APIRouter:
+    """Uploads first, then what is fixed in a path, then names of adapters."""
     router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
-    desk = AdapterDesk(publisher, residents)
 
     async def caller(request: Request, tenant: Tenant = None) -> Caller:
         return await callers.identify(RawRequest(request.scope, request.receive), tenant)
 
-    Who = Annotated[Caller, Depends(caller)]
+    _add_uploads(router, caller, uploads)
+    _add_aliases(router, caller, desk)
+    _add_adapters(router, caller, desk)
+    _add_grants(router, caller, callers, desk)
+    return router
 
-    @router.get("", summary="Your adapters: names, versions and aliases")
-    async def list_adapters(who: Who) -> Json:
-        return await desk.listed(who)
+
+def _add_uploads(router: APIRouter, caller: Identify, uploads: UploadDesk) -> None:
+    Who = Annotated[Caller, Depends(caller)]
 
     @router.post("", status_code=201, summary="Upload and publish in one multipart request")
     async def upload_whole(request: Request, who: Who) -> Json:
-        return await desk.upload_whole(request, who)
+        return await uploads.upload_whole(request, who)
 
     @router.post("/uploads", status_code=201, summary="Begin an upload in parts")
     async def begin(form: CreateUpload, who: Who) -> Json:
-        return await desk.begin(form, who)
+        return await uploads.begin(form, who)
 
     @router.get("/uploads/{upload}", summary="How far an upload is, and which parts arrived")
     async def status(upload: str, who: Who) -> Json:
-        return await desk.status(upload, who)
+        return await uploads.status(upload, who)
 
     @router.put("/uploads/{upload}/{file}/{part}", summary="Send one part; again if it was cut")
     async def write_part(upload: str, file: str, part: int, request: Request, who: Who) -> Json:
-        return await desk.write_part(request, who, (upload, file, part))
+        return await uploads.write_part(request, who, (upload, file, part))
 
     @router.post("/uploads/{upload}/complete", summary="Validate, try on an engine, publish")
     async def complete(upload: str, form: CompleteUpload, who: Who, response: Response) -> Json:
-        return await desk.complete(upload, form, who, response)
+        return await uploads.complete(upload, form, who, response)
 
     @router.delete("/uploads/{upload}", status_code=204, summary="Give an upload up")
     async def abort(upload: str, who: Who) -> None:
-        await desk.abort(upload, who)
+        await uploads.abort(upload, who)
+
+
+def _add_aliases(router: APIRouter, caller: Identify, desk: AdapterDesk) -> None:
+    Who = Annotated[Caller, Depends(caller)]
 
     @router.get("/aliases", summary="Your aliases")
     async def aliases(who: Who) -> Json:
-        async with publisher.database.reading(within=who.tenancy) as session:
-            names = await names_of(session, who)
-            rows = await service_of(session, who).aliases()
-            return {"object": "list", "data": [alias_of(row, names) for row in rows]}
+        return await desk.aliases(who)
 
     @router.put("/aliases/{alias}", summary="Switch an alias at once, or give a canary its share")
     async def set_alias(alias: str, form: SetAlias, who: Who) -> Json:
-        canary = form.canary
-        publisher.served.require_free(alias, param="alias")
-        async with publisher.database.publish(within=who.tenancy, alone=True) as session:
-            row = await service_of(session, who).set_alias(
-                alias,
-                form.version,
-                canary=canary.version if canary else None,
-                percent=canary.percent if canary else 0,
-            )
-            await note_alias(session, who, row)
-            return alias_of(row, await names_of(session, who))
+        return await desk.set_alias(alias, form, who)
 
     @router.post(
         "/aliases/{alias}/rollback", summary="End the canary, or return to the version before"
     )
     async def roll_back(alias: str, who: Who) -> Json:
-        async with publisher.database.publish(within=who.tenancy, alone=True) as session:
-            row = await service_of(session, who).roll_back(alias)
-            await note_alias(session, who, row)
-            return alias_of(row, await names_of(session, who))
+        return await desk.roll_back(alias, who)
 
     @router.delete("/aliases/{alias}", status_code=204, summary="Forget an alias")
     async def delete_alias(alias: str, who: Who) -> None:
-        async with publisher.database.publish(within=who.tenancy, alone=True) as session:
-            await service_of(session, who).delete_alias(alias)
-            await note(session, who, "adapter_alias.deleted", alias)
+        await desk.delete_alias(alias, who)
+
+
+def _add_adapters(router: APIRouter, caller: Identify, desk: AdapterDesk) -> None:
+    Who = Annotated[Caller, Depends(caller)]
+
+    @router.get("", summary="Your adapters: names, versions and aliases")
+    async def list_adapters(who: Who) -> Json:
+        return await desk.listed(who)
 
     @router.get("/quota", summary="How many adapters and bytes you may keep, and keep")
     async def quota(who: Who) -> Json:
@@ -110,12 +105,7 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
 
     @router.put("/quota", summary="Set a tenant's quota (admin keys)")
     async def set_quota(form: SetQuota, who: Who) -> Json:
-        who.require_admin(Right.RATES)
-        async with publisher.database.unit_of_work(within=who.tenancy) as session:
-            await service_of(session, who).set_quota(Quota(form.max_adapters, form.max_bytes))
-            limits = {"max_adapters": form.max_adapters, "max_bytes": form.max_bytes}
-            await note(session, who, "adapter_quota.updated", who.project, **limits)
-        return await desk.quota(who)
+        return await desk.set_quota(form, who)
 
     @router.get("/{adapter}", summary="All versions of an adapter, or one (name@3) with its report")
     async def one(adapter: str, who: Who) -> Json:
@@ -152,25 +142,19 @@ def adapter_router(callers: Callers, publisher: Publisher, residents: Residents)
 
     @router.post("/{adapter}/prefetch", status_code=202, summary="Bring it to every engine now")
     async def prefetch(adapter: str, who: Who) -> Json:
-        async with publisher.database.reading(within=who.tenancy) as session:
-            row = await service_of(session, who).ready(adapter)
-        return {**version_of(row), "engines": desk.prefetch(row)}
+        return await desk.prefetch(adapter, who)
+
+
+def _add_grants(router: APIRouter, caller: Identify, callers: Callers, desk: AdapterDesk) -> None:
+    Who = Annotated[Caller, Depends(caller)]
 
     @router.put("/{adapter}/grants/{grantee}", summary="Let a tenant use it (admin keys)")
     async def grant(adapter: str, grantee: str, who: Who) -> Json:
         who.require_admin(Right.ADAPTERS)
-        project = await callers.project(who.principal, grantee)
-        async with publisher.database.publish(alone=True) as session:
-            await service_of(session, who).grant(adapter, project)
-            await note(session, who, "adapter_grant.created", adapter, grantee=project)
+        await desk.grant(adapter, await callers.project(who.principal, grantee), who)
         return {"object": "adapter.grant", "adapter": adapter, "tenant": grantee}
 
     @router.delete("/{adapter}/grants/{grantee}", status_code=204, summary="End that (admin keys)")
     async def revoke_grant(adapter: str, grantee: str, who: Who) -> None:
         who.require_admin(Right.ADAPTERS)
-        project = await callers.project(who.principal, grantee)
-        async with publisher.database.publish(alone=True) as session:
-            await service_of(session, who).revoke_grant(adapter, project)
-            await note(session, who, "adapter_grant.deleted", adapter, grantee=project)
-
-    return router
+        await desk.revoke_grant(adapter, await callers.project(who.principal, grantee), who)

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.adapter_api.desk import AdapterDesk
+from gateway.adapter_api.uploads import UploadDesk
 from gateway.dashboard.arrivals import Arrivals
 from gateway.dashboard.assets import Assets
 from gateway.dashboard.cookies import Cookies
@@ -64,7 +64,7 @@ class Site:
         *,
         forwarded_hops: int = 0,
         provider: Provider | None = None,
-        adapters: AdapterDesk | None = None,
+        uploads: UploadDesk | None = None,
         pages: Sequence[Page] = PAGES,
     ) -> None:
         self._database = database
@@ -83,8 +83,8 @@ class Site:
         )
 
         self._uploads = None
-        if adapters is not None:
-            self._uploads = Uploads(database, adapters, self._door, self._cookies)
+        if uploads is not None:
+            self._uploads = Uploads(database, uploads, self._door, self._cookies)
 
     def application(self) -> Starlette:
         """To be mounted at ``ROOT``."""

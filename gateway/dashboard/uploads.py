@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.adapter_api.callers import Caller
-from gateway.adapter_api.desk import AdapterDesk
 from gateway.adapter_api.forms import CompleteUpload, CreateUpload
+from gateway.adapter_api.uploads import UploadDesk
 from gateway.audit.service import Actor, AuditLog
 from gateway.dashboard.cookies import Cookies
 from gateway.dashboard.door import Door, organisation_of, told
@@ -43,7 +43,7 @@ Work = Callable[[Request, Caller], Awaitable[Json]]
 class Uploads:
     """Belongs to one event loop."""
 
-    def __init__(self, database: Database, desk: AdapterDesk, door: Door, cookies: Cookies) -> None:
+    def __init__(self, database: Database, desk: UploadDesk, door: Door, cookies: Cookies) -> None:
         self._database, self._desk = database, desk
         self._door, self._cookies = door, cookies
 

@@ -16,10 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.stores import open_parts, open_store
 from gateway.adapter_api.canary import Canary
-from gateway.adapter_api.desk import AdapterDesk
 from gateway.adapter_api.publisher import Publisher
-from gateway.adapter_api.residents import Residents
 from gateway.adapter_api.staging import Staging
+from gateway.adapter_api.uploads import UploadDesk
 from gateway.catalog.service import Quota
 from gateway.dashboard.books import Books
 from gateway.dashboard.site import Site
@@ -162,8 +161,7 @@ async def served(
     fake.issuer = f"http://127.0.0.1:{beside.port}"
     provider = Provider(oidc_settings(file.parent / "oidc.json", fake.issuer, url), clock=clock)
     publisher = publishing(database, fleet, file.parent)
-    desk = AdapterDesk(publisher, Residents(fleet, snapshot))
-    site = Site(database, logins, sources, provider=provider, adapters=desk)
+    site = Site(database, logins, sources, provider=provider, uploads=UploadDesk(publisher))
     rest = rest_application(health, base_model=BASE, is_open=False, dashboard=site.application())
     made_later.append(rest)
     running = [asyncio.create_task(each.run_until_stopped()) for each in (listener, beside)]

@@ -11,11 +11,13 @@ import httpx2
 from adapters.stores import open_parts, open_store
 from gateway.adapter_api.callers import Callers
 from gateway.adapter_api.canary import Canary
+from gateway.adapter_api.desk import AdapterDesk
 from gateway.adapter_api.publisher import Publisher
 from gateway.adapter_api.residents import Residents
 from gateway.adapter_api.routes import adapter_router
 from gateway.adapter_api.staging import Staging
 from gateway.adapter_api.sweep import Sweep
+from gateway.adapter_api.uploads import UploadDesk
 from gateway.adapter_api.vllm import vllm_router
 from gateway.catalog.service import Quota
 from gateway.db import Database
@@ -121,7 +123,10 @@ async def gateway(
         Health(fleet, lambda: 0.0),
         base_model="base",
         is_open=False,
-        routers=[adapter_router(callers, publisher, residents), vllm_router(callers, publisher)],
+        routers=[
+            adapter_router(callers, UploadDesk(publisher), AdapterDesk(publisher, residents)),
+            vllm_router(callers, publisher),
+        ],
     )
     transport = httpx2.ASGITransport(application)
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:

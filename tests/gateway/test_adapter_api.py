@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import inspect, select
 
 from adapters.store import AdapterStore
-from gateway.adapter_api import desk as desk_module
 from gateway.adapter_api import staging as staging_module
+from gateway.adapter_api import uploads as uploads_module
 from gateway.audit.models import AuditEvent
 from gateway.catalog.repository import CatalogRepository
 from tests.gateway.adapter_world import adapter, opened
@@ -359,7 +359,7 @@ async def test_quotas_of_count_and_bytes_hold(database, tmp_path):
 
 async def test_bytes_on_their_way_count_as_kept_ones_do(world, monkeypatch):
     """Else whoever may keep little could fill the disk with uploads that never end."""
-    monkeypatch.setattr(desk_module, "HEADERS", 0)
+    monkeypatch.setattr(uploads_module, "HEADERS", 0)
     wanted = {"max_adapters": 20, "max_bytes": 4000}
     await world.call("PUT", "/v1/adapters/quota?tenant=acme", "admin", json=wanted)
     paths = []
