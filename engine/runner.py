@@ -21,6 +21,7 @@ from engine.images import ImageVectors
 from engine.last_draws import LastDraws
 from engine.layers.beside import Beside
 from engine.layers.lora import LoraPass
+from engine.layers.signals import Signals
 from engine.layers.stacked import Stacks
 from engine.mixed_graphs import MixedGraphs
 from engine.models.decoder import Decoder
@@ -141,6 +142,7 @@ class ModelRunner:
         self._max_pages = 0
         cuda = device.type == "cuda"
         self._beside = Beside(torch.cuda.Stream(device)) if cuda else None  # type: ignore[no-untyped-call]
+        self._signals = Signals(model.spec.num_layers, device) if cuda else None
 
     @torch.inference_mode()
     def capture(self, max_pages: int) -> None:
@@ -421,9 +423,11 @@ class ModelRunner:
         return self._model.head(self._hidden(inputs), out)
 
     def _hidden(self, inputs: StepInputs) -> torch.Tensor:
-        """What graphs capture: launches cost the host nothing, so adapters take a second stream."""
+        """What graphs capture: there adapters' kernels run beside the base's."""
         lora = self._lora(inputs)
-        lora = None if lora is None else replace(lora, beside=self._beside)
+        if lora is not None and self._signals is not None:
+            self._signals.begin()
+            lora = replace(lora, beside=self._beside, signals=self._signals)
         return self._model(inputs, self._memory.layers, lora, self._features)
 
     def _lora(self, inputs: StepInputs, outer: OuterPass | None = None) -> LoraPass | None:

@@ -104,7 +104,11 @@ def chained(tensor: torch.Tensor, *, chain: bool = True) -> Chain:
     - ``gdc_launch_dependents`` as soon as the next kernel may take what room is left.
 
     A kernel launched without these options waits for everything and holds nothing up. One that
-    ``joins`` reads what two streams have made and is such a kernel.
+    reads what two streams have made is such a kernel.
+
+    What adapters add is made by two kernels around the base's product, one before and one after.
+    They release at once and await what they read by ``signals``; the one after waits at its end,
+    so that whoever waits for it waits for the product and for all before.
     """
     able = chain and not interpreting() and tensor.is_cuda and _capability(tensor.device) >= (9, 0)
     return {"CHAINED": able, "launch_pdl": able}

@@ -29,9 +29,10 @@ from kernels.launch import (
     use_triton,
 )
 from kernels.lora_codes import bytes_of, code_values, coded, from_block, reference_row
-from kernels.lora_shrink import HANDFUL, project, tile_bucket
+from kernels.lora_shrink import HANDFUL, programs, project, tile_bucket
 from kernels.lora_table import ABSENT, B_HEAD, B_ROWS, SPAN, UNIT, LoraSite, b_stride
 from kernels.segments import BASE, Segments
+from kernels.signals import await_count
 from kernels.tuning import choose
 
 _MANY = 2  # programs per multiprocessor, from which one takes all tiles of a span
@@ -39,7 +40,7 @@ _SHORT = 16  # rows of a tile, up to which it may
 
 
 @triton.jit(
-    do_not_specialize=["T", "tiles", "BLOCKS", "SLICES"],
+    do_not_specialize=["T", "tiles", "BLOCKS", "SLICES", "PROGRAMS"],
     do_not_specialize_on_alignment=[
         "start_ptr",
         "length_ptr",
@@ -69,6 +70,8 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     SLICES,
     R,
     magnitudes_ptr,
+    signals_ptr,
+    PROGRAMS,
     PLANES: tl.constexpr,
     UNIT: tl.constexpr,
     ITEM: tl.constexpr,
@@ -93,6 +96,8 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     What a site looks like is no constant: one kernel serves all of a model's. Where B is codes,
     ``pool_ptr`` points at bytes and ``magnitudes_ptr`` at the same memory in its own type.
     """
+    if CHAINED and signals_ptr is not None:
+        tl.extra.cuda.gdc_launch_dependents()
     segment = tl.program_id(1) // tiles
     first = tl.program_id(1) % tiles * BLOCK_T
     length = tl.load(length_ptr + segment)
@@ -126,7 +131,9 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
             size = _load_sizes(
                 magnitudes_ptr, units, tile, n, some, columns, UNIT // ITEM, B_ROWS, BLOCK_N
             )
-        if CHAINED:
+        if signals_ptr is not None:
+            await_count(signals_ptr + 1, PROGRAMS)
+        elif CHAINED:
             tl.extra.cuda.gdc_wait()
         h = _load_h(at_h, t, length, some, T, SLICES, R, PLANES, BLOCK_T, BLOCK_R).to(CT)
         for i in tl.static_range(EACH):
@@ -187,6 +194,12 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
             b = ahead
             if magnitudes_ptr is not None:
                 size = size_ahead
+    if CHAINED and signals_ptr is not None:
+        # One program stays so that whoever waits for this kernel waits for the one before as well;
+        # the others make room.
+        nth = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if nth + 1 == tl.num_programs(0) * tl.num_programs(1):
+            tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -198,7 +211,10 @@ def _load_h(  # type: ignore[no-untyped-def]
     h = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
     for plane in tl.static_range(PLANES):
         skip = tl.cast(plane, tl.int64) * T * (SLICES * R)
-        h += tl.load(at + skip, mask=((t < length) & some)[:, None], other=0.0)
+        # From the second-level cache: the first may hold lines of before they were awaited.
+        h += tl.load(
+            at + skip, mask=((t < length) & some)[:, None], other=0.0, cache_modifier=".cg"
+        )
     return h
 
 
@@ -269,15 +285,20 @@ def lora_addend(
     site: LoraSite,
     segments: Segments,
     out: torch.Tensor,
+    *,
+    signals: torch.Tensor | None = None,
 ) -> None:
     """Write what every row's own adapter adds into out [T, N], of the type of the pool.
 
     Only rows of segments are written. The site must have no gains: they scale the base's product.
+
+    Args:
+        signals: what ``lora_shrink`` was given; the base's product is launched between the two.
     """
     _check(pool, site, out)
     require(site.scale_units is None, "site: gains scale the whole output, not an addend")
     if use_triton(out):
-        _launch(h, pool, site, segments, out, segments.longest, add=False)
+        _launch(h, pool, site, segments, out, segments.longest, add=False, signals=signals)
         return
     lora_expand(h, pool, site, segments, out.zero_())
 
@@ -297,6 +318,7 @@ def _launch(
     bucket: int,
     *,
     add: bool,
+    signals: torch.Tensor | None = None,
 ) -> None:
     planes, T, slices, R = h.shape
     G = segments.start.numel()
@@ -328,6 +350,8 @@ def _launch(
         slices,
         R,
         None if site.codes is None else pool,
+        signals,
+        0 if signals is None else programs(h, site, segments),
         PLANES=planes,
         UNIT=UNIT * bytes_of(pool, site.codes),
         ITEM=bytes_of(pool, site.codes),

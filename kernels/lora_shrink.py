@@ -8,8 +8,8 @@
                           adapter's own
 
 R is the rank capacity of the site. P depends on K and T. In deterministic mode the terms are the
-same ones added in the same order for every P; else a handful of rows is cut into more, shorter
-terms, since then the time is that of one program. Accumulation is float32.
+same ones added in the same order for every P; else a few rows are cut into more, shorter terms,
+since then the time is that of one program. Accumulation is float32.
 """
 
 from collections.abc import Iterator
@@ -18,18 +18,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import cdiv, compute_type, require, round_up, use_triton
+from kernels.launch import cdiv, chained, compute_type, require, round_up, use_triton
 from kernels.lora_codes import bytes_of, code_values, coded, from_block, reference_row
 from kernels.lora_table import A_HEAD, A_ROWS, UNIT, LoraSite, a_stride
 from kernels.segments import BASE, Segments
-from kernels.tuning import choose
+from kernels.signals import count_up
+from kernels.tuning import Config, choose
 
 _TILE = 16  # rows that the torch path takes at once
-_TERMS = 8  # partial sums a row is made of, at most
-_SHORTEST_TERM = 1024  # columns of x
+_TERMS = 8, 1024  # partial sums a row is made of, at most; columns of x in each, at least
 _FEW_TOKENS = 512  # up to here each term is a program's and a plane
-HANDFUL = 8  # tokens, up to which terms may be shorter:
-_MANY_TERMS, _SHORT_TERM = 32, 256
+HANDFUL = 8  # tokens
+_SHORT_TERMS = ((HANDFUL, (32, 256)), (32, (16, 512)))  # up to so many tokens
 
 
 @triton.jit(
@@ -61,6 +61,7 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     TERM,
     TERMS_EACH,
     magnitudes_ptr,
+    signals_ptr,
     UNIT: tl.constexpr,
     ITEM: tl.constexpr,
     HEAD: tl.constexpr,
@@ -69,41 +70,66 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     CT: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """BLOCK_T rows of a segment by one block of ranks of a slice, TERMS_EACH terms of K.
 
     What a site looks like is no constant: one kernel serves all of a model's. Where A is codes,
     ``pool_ptr`` points at bytes and ``magnitudes_ptr`` at the same memory in its own type.
+
+    With signals, it asks for the first of A before x is there, says when it is, and counts the
+    programs that have ended; every program makes one term then.
     """
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
     segment = tl.program_id(1) // tiles
     length = tl.load(length_ptr + segment)
     first = tl.program_id(1) % tiles * BLOCK_T
+    adapter = tl.load(adapter_ptr + segment).to(tl.int64)
+    index = tl.program_id(0) // RB
+    block = tl.program_id(0) % RB
+    plane = tl.program_id(2)
+    site = tl.maximum(adapter, 0) * SLICES + index
+    rank = tl.load(ranks_ptr + site)  # together with the unit, not one after the other
+    unit = tl.load(units_ptr + site * RB + block).to(tl.int64)
+    rank = tl.where((adapter >= 0) & (first < length), rank, 0) - block * BLOCK_R
+    r = tl.arange(0, BLOCK_R)
+    k = tl.arange(0, BLOCK_K)
+    at_a = pool_ptr + unit * UNIT + r[None, :] * STRIDE_A + k[:, None]
+    if magnitudes_ptr is not None:
+        at_a += HEAD * UNIT
+    if signals_ptr is not None:
+        k0 = plane * TERM
+        ahead = tl.load(
+            at_a + k0,
+            mask=(r < rank)[None, :] & (k0 + k < K)[:, None],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        if CHAINED:
+            tl.extra.cuda.gdc_wait()
+        if tl.program_id(0) + tl.program_id(1) + plane == 0:
+            tl.atomic_xchg(signals_ptr, 1, sem="release", scope="gpu")
     if first < length:
-        adapter = tl.load(adapter_ptr + segment).to(tl.int64)
-        index = tl.program_id(0) // RB
-        block = tl.program_id(0) % RB
-        plane = tl.program_id(2)
-        site = tl.maximum(adapter, 0) * SLICES + index
-        rank = tl.load(ranks_ptr + site)  # together with the unit, not one after the other
-        unit = tl.load(units_ptr + site * RB + block).to(tl.int64)
-        rank = tl.where(adapter >= 0, rank, 0) - block * BLOCK_R
         t = first + tl.arange(0, BLOCK_T)
         row = (tl.load(start_ptr + segment) + t).to(tl.int64)
-        r = tl.arange(0, BLOCK_R)
-        k = tl.arange(0, BLOCK_K)
         live = t < length
         acc = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
         if rank > 0:
-            at_a = pool_ptr + unit * UNIT + r[None, :] * STRIDE_A + k[:, None]
             if magnitudes_ptr is not None:
-                at_a += HEAD * UNIT
                 at_size = magnitudes_ptr + unit * (UNIT // ITEM) + r
                 size = tl.load(at_size, mask=r < rank, other=0.0).to(tl.float32) * (1.0 / LARGEST)
                 size, nothing = tl.broadcast(size[None, :], tl.zeros_like(acc))
             at_x = x_ptr + row[:, None] * stride_x + k[None, :]
             for term in range(plane * TERMS_EACH, (plane + 1) * TERMS_EACH):
                 part = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
-                for k0 in range(term * TERM, tl.minimum(term * TERM + TERM, K), BLOCK_K):
+                begin = term * TERM
+                if signals_ptr is not None:
+                    inside = begin + k < K
+                    x = tl.load(at_x + begin, mask=live[:, None] & inside[None, :], other=0.0)
+                    part = tl.dot(x.to(CT), code_values(ahead, CT), part, input_precision="ieee")
+                    begin += BLOCK_K
+                for k0 in range(begin, tl.minimum(term * TERM + TERM, K), BLOCK_K):
                     inside = k0 + k < K
                     x = tl.load(at_x + k0, mask=live[:, None] & inside[None, :], other=0.0)
                     a = tl.load(
@@ -119,6 +145,8 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
                 acc += part
         at = ((plane.to(tl.int64) * T + row) * SLICES + index) * (RB * BLOCK_R) + block * BLOCK_R
         tl.store(h_ptr + at[:, None] + r[None, :], acc, mask=live[:, None])
+    if signals_ptr is not None:
+        count_up(signals_ptr + 1)
 
 
 def hidden_shape(
@@ -132,9 +160,8 @@ def hidden_shape(
 
 def _terms(width: int, tokens: int, deterministic: bool) -> tuple[int, int]:
     """(count, columns) of the terms of a row; in deterministic mode by the width alone."""
-    most, shortest = _TERMS, _SHORTEST_TERM
-    if tokens <= HANDFUL and not deterministic:
-        most, shortest = _MANY_TERMS, _SHORT_TERM
+    short = () if deterministic else _SHORT_TERMS
+    most, shortest = next((terms for limit, terms in short if tokens <= limit), _TERMS)
     columns = max(shortest, round_up(cdiv(width, most), 256))
     return cdiv(width, columns), columns
 
@@ -147,12 +174,15 @@ def lora_shrink(
     *,
     out: torch.Tensor | None = None,
     deterministic: bool = True,
+    signals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Project every row onto the rank space of its own adapter.
 
     Args:
         out: float32 of ``hidden_shape`` to write into; required under CUDA graph capture.
         deterministic: a row is bit-equal whoever shares the batch.
+        signals: [2] int32, zero: becomes 1 when x is there, and how many of ``programs`` have
+            ended. A kernel after this one may begin before and must await what it reads.
     """
     T, K = x.shape
     require(site.width == K, f"x: {K} columns, the site expects {site.width}")
@@ -161,7 +191,7 @@ def lora_shrink(
     shape = hidden_shape(site, T, deterministic=deterministic)
     if use_triton(x):
         h = torch.empty(shape, dtype=torch.float32, device=x.device) if out is None else out
-        _launch(x, pool, site, segments, h, deterministic)
+        _launch(x, pool, site, segments, h, deterministic, signals)
         return h
     h = torch.zeros(shape, dtype=torch.float32, device=x.device) if out is None else out.zero_()
     for start, length, adapter in segments.runs:
@@ -178,15 +208,17 @@ def _launch(
     segments: Segments,
     h: torch.Tensor,
     deterministic: bool,
+    signals: torch.Tensor | None,
 ) -> None:
     (T, K), G = x.shape, segments.start.numel()
     if T == 0 or G == 0 or segments.longest == 0:
+        require(signals is None, "signals: no program would give them")
         return
     _, slices, blocks = site.a_units.shape
     terms, columns = _terms(K, T, deterministic)
     planes = h.shape[0]
-    op = "lora_shrink_handful" if T <= HANDFUL and not deterministic else "lora_shrink"
-    config = choose(op, tile_bucket(segments, deterministic), x.device)
+    require(signals is None or terms == planes, f"signals: {T} rows are not a term a program")
+    config = _config(segments, T, deterministic)
     tiles = cdiv(segments.longest, config.rows)
     _shrink_kernel[(slices * blocks, G * tiles, planes)](
         x,
@@ -207,6 +239,7 @@ def _launch(
         columns,
         terms // planes,
         None if site.codes is None else pool,
+        signals,
         UNIT=UNIT * bytes_of(pool, site.codes),
         ITEM=bytes_of(pool, site.codes),
         HEAD=A_HEAD,
@@ -217,7 +250,21 @@ def _launch(
         CT=compute_type(x.dtype),
         num_warps=config.warps,
         num_stages=config.stages,
+        **chained(x, chain=signals is not None),
     )
+
+
+def programs(h: torch.Tensor, site: LoraSite, segments: Segments) -> int:
+    """How many make h, not in deterministic mode."""
+    _, slices, blocks = site.a_units.shape
+    config = _config(segments, h.shape[1], deterministic=False)
+    tiles = cdiv(segments.longest, config.rows)
+    return slices * blocks * segments.start.numel() * tiles * h.shape[0]
+
+
+def _config(segments: Segments, tokens: int, deterministic: bool) -> Config:
+    op = "lora_shrink_handful" if tokens <= HANDFUL and not deterministic else "lora_shrink"
+    return choose(op, tile_bucket(segments, deterministic), segments.start.device)
 
 
 def tile_bucket(segments: Segments, deterministic: bool) -> int:

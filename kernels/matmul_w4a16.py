@@ -239,15 +239,22 @@ def matmul_w4a16_parts(
     bias: torch.Tensor | None = None,
     deterministic: bool = False,
     chain: bool = True,
+    signals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x @ W + bias as addends [P, M, N]: float32, or of the type of x where P is 1.
 
     Args:
         chain: see ``launch.chained``.
+        signals: what ``lora_shrink`` was given, launched before; see ``awaits_signals``.
     """
     if w.perm is None and _on_hopper(x, w, deterministic) and x.shape[0]:
-        return _hopper_planes(x, w, bias, None, deterministic, chain=chain)
+        return _hopper_planes(x, w, bias, None, deterministic, chain=chain, signals=signals)
     return matmul_w4a16(x, w, bias=bias, deterministic=deterministic).unsqueeze(0)
+
+
+def awaits_signals(x: torch.Tensor, w: W4Weight) -> bool:
+    """Whether ``matmul_w4a16_parts`` is one kernel, which may await signals."""
+    return w.perm is None and _on_hopper(x, w, False) and x.is_contiguous() and x.shape[0] > 0
 
 
 def _on_hopper(x: torch.Tensor, w: W4Weight, deterministic: bool) -> bool:
@@ -263,13 +270,22 @@ def _hopper_planes(
     deterministic: bool,
     *,
     chain: bool = True,
+    signals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """In deterministic mode one tile serves any number of rows, so that K is cut the same way."""
     assert w.meta is not None
     rows = DETERMINISTIC_ROWS if deterministic else x.shape[0]
     tile = w4_hopper.choose_tile(rows, w.columns, w.words.shape[1], x.device)
     return w4_hopper.w4_planes(
-        x.contiguous(), w.words, w.meta, tile, group=w.group, bias=bias, out=out, chain=chain
+        x.contiguous(),
+        w.words,
+        w.meta,
+        tile,
+        group=w.group,
+        bias=bias,
+        out=out,
+        chain=chain,
+        signals=signals,
     )
 
 

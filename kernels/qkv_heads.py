@@ -141,12 +141,14 @@ def qkv_heads(
     new: NewTokens | None = None,
     magnitudes: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    chain: bool = True,
 ) -> torch.Tensor:
     """Write the keys and values of T tokens to their pages; their rotated queries [T, QH, D].
 
     Args:
         new: spares a CPU finding again what all layers of a pass share.
         dtype: of the queries, where kv is of 8 bits; else it is kv's.
+        chain: see ``launch.chained``.
     """
     T, width = qkv.shape[-2:]
     _, sides, KVH, PS, D = kv.shape
@@ -194,7 +196,7 @@ def qkv_heads(
         BLOCK_H=heads,
         BLOCK_HALF=next_power_of_2(D // 2),
         num_warps=4,
-        **chained(qkv, chain=addend is None),
+        **chained(qkv, chain=chain),
     )
     return q
 

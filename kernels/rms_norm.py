@@ -79,8 +79,13 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    chain: bool = True,
 ) -> torch.Tensor:
-    """Normalise the rows of x (or of residual + x, which is stored in residual)."""
+    """Normalise the rows of x (or of residual + x, which is stored in residual).
+
+    Args:
+        chain: see ``launch.chained``.
+    """
     T, H = x.shape[-2:]
     require(x.stride(-1) == 1, "x: columns must be contiguous")
     require(weight.shape == (H,), f"weight: {tuple(weight.shape)} does not match {H} columns")
@@ -112,7 +117,7 @@ def rms_norm(
         HAS_RESIDUAL=residual is not None,
         HAS_ROWS=rows is not None,
         num_warps=min(max(block // 256, 4), 16),
-        **chained(x, chain=addend is None),
+        **chained(x, chain=chain),
     )
     return y
 

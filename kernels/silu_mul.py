@@ -56,8 +56,13 @@ def silu_mul(
     addend: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    chain: bool = True,
 ) -> torch.Tensor:
-    """silu of the first half of the columns times the second half."""
+    """silu of the first half of the columns times the second half.
+
+    Args:
+        chain: see ``launch.chained``.
+    """
     T, width = gate_up.shape[-2:]
     require(width % 2 == 0, f"gate_up: {width} columns are not two halves")
     require(gate_up.stride(-1) == 1, "gate_up: columns must be contiguous")
@@ -81,7 +86,7 @@ def silu_mul(
             PARTS=parts,
             ADDEND=addend is not None,
             num_warps=4,
-            **chained(gate_up, chain=addend is None),
+            **chained(gate_up, chain=chain),
         )
     return out
 

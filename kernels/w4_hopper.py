@@ -44,6 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.launch import chained, multiprocessors, require
+from kernels.signals import AWAITED
 
 TILE = 128  # columns of a stored tile
 BLOCK_K = 256  # rows of W in a stored tile
@@ -99,6 +100,17 @@ def _release():  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _await_x(signals):  # type: ignore[no-untyped-def]
+    """What was written before the first signal came can be copied after this."""
+    gl.inline_asm_elementwise(
+        AWAITED, "=r,l,r", [signals.to(gl.int64), 1], dtype=gl.int32, is_pure=False, pack=1
+    )
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.global; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _dequantise(words, j: gl.constexpr, meta, DTYPE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Slab j of a word tile [64, 64] times its scales; meta [64] holds scale and biased zero."""
     scale = gl.expand_dims((meta & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True), 1)
@@ -142,11 +154,18 @@ def _copy_weights(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _copy_x(  # type: ignore[no-untyped-def]
-    x_desc, ring, full, empty, m0, k0, BLOCKS,
+    x_desc, ring, full, empty, m0, k0, BLOCKS, signals,
     BM: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
-    """Producer: one [BM, 64] slice of x per stage; rows past M arrive as zeros."""
-    if CHAINED:
+    """Producer: one [BM, 64] slice of x per stage; rows past M arrive as zeros.
+
+    With signals the first of them says when x is there, and what comes next may begin at once.
+    """
+    if signals is not None:
+        if CHAINED:
+            _release()
+        _await_x(signals)
+    elif CHAINED:
         _wait()
     for t in range(BLOCKS * 4):
         s = t % STAGES
@@ -179,7 +198,7 @@ def _consume(  # type: ignore[no-untyped-def]
     rings, meta, bias, out, where,
     WHO: gl.constexpr, BM: gl.constexpr, NBLK: gl.constexpr, TILES: gl.constexpr,
     WST: gl.constexpr, XST: gl.constexpr, SPAN: gl.constexpr, HAS_BIAS: gl.constexpr,
-    CHAINED: gl.constexpr,
+    WAITS: gl.constexpr, JOINS: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dequantise NBLK blocks of 64 columns and multiply, block after block of K.
 
@@ -274,22 +293,26 @@ def _consume(  # type: ignore[no-untyped-def]
             mbarrier.arrive(x_empty.index(xs), count=1)
             if j == 0:  # the words are in registers for sure once a product has used all of them
                 mbarrier.arrive(w_empty.index(s), count=1)
-    if CHAINED:
+    if WAITS:
         _wait()
     _store(acc0, out, n0 + COLUMN, m0, M, N, BM)
     if NBLK == 2:
         _store(acc1, out, n0 + COLUMN + 64, m0, M, N, BM)
+    if JOINS and WHO == 0:
+        _wait()
 
 
 @gluon.jit(do_not_specialize=["M", "K_BLOCKS", "PART"])
 def _w4_kernel(  # type: ignore[no-untyped-def]
-    x_desc, w_desc, meta, bias, out, M, N, K_BLOCKS, PART,
+    x_desc, w_desc, meta, bias, out, signals, M, N, K_BLOCKS, PART,
     BM: gl.constexpr, GROUPS: gl.constexpr, NBLK: gl.constexpr, WST: gl.constexpr,
     XST: gl.constexpr, SPAN: gl.constexpr, REGISTERS: gl.constexpr,
     HAS_BIAS: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
     TILES: gl.constexpr = GROUPS * NBLK // 2  # word tiles side by side
     BN: gl.constexpr = GROUPS * NBLK * 64
+    WAITS: gl.constexpr = CHAINED and signals is None
+    JOINS: gl.constexpr = CHAINED and signals is not None
     pid_m = gl.program_id(0)
     pid_n = gl.program_id(1)
     part = gl.program_id(2)
@@ -322,10 +345,11 @@ def _w4_kernel(  # type: ignore[no-untyped-def]
         gl.warp_specialize(
             [
                 (_consume, (rings, meta, bias, plane, where, 0, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
                                  TILES, WST, CHAINED)),
-                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST, CHAINED)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, signals, BM, XST,
+                           CHAINED)),
             ],
             [1, 1],
             [24, 24],
@@ -334,12 +358,13 @@ def _w4_kernel(  # type: ignore[no-untyped-def]
         gl.warp_specialize(
             [
                 (_consume, (rings, meta, bias, plane, where, 0, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_consume, (rings, meta, bias, plane, where, 1, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
                                  TILES, WST, CHAINED)),
-                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST, CHAINED)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, signals, BM, XST,
+                           CHAINED)),
             ],
             [4, 1, 1],
             [REGISTERS, 24, 24],
@@ -348,16 +373,17 @@ def _w4_kernel(  # type: ignore[no-untyped-def]
         gl.warp_specialize(
             [
                 (_consume, (rings, meta, bias, plane, where, 0, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_consume, (rings, meta, bias, plane, where, 1, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_consume, (rings, meta, bias, plane, where, 2, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_consume, (rings, meta, bias, plane, where, 3, BM, NBLK, TILES, WST, XST, SPAN,
-                            HAS_BIAS, CHAINED)),
+                            HAS_BIAS, WAITS, JOINS)),
                 (_copy_weights, (w_desc, w_ring, w_full, w_empty, first, K_BLOCKS * 128, BLOCKS,
                                  TILES, WST, CHAINED)),
-                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, BM, XST, CHAINED)),
+                (_copy_x, (x_desc, x_ring, x_full, x_empty, m0, k0, BLOCKS, signals, BM, XST,
+                           CHAINED)),
             ],
             [4, 4, 4, 1, 1],
             [REGISTERS, REGISTERS, REGISTERS, 24, 24],
@@ -436,6 +462,7 @@ def w4_planes(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     chain: bool = True,
+    signals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; see the module docstring for shapes.
 
@@ -443,6 +470,7 @@ def w4_planes(
         bias: [Np], added to the first plane.
         out: contiguous memory for the result when ``tile.splits`` is 1.
         chain: see ``launch.chained``.
+        signals: [1 or more] int32: x may be read once the first is not zero.
 
     Returns:
         [splits, M, Np] float32, or [1, M, Np] in the type of x when ``tile.splits`` is 1.
@@ -465,7 +493,7 @@ def w4_planes(
     grid = (-(-M // tile.rows), N // tile.columns, tile.splits)
     options = {"maxnreg": tile.cap} if tile.cap else {}
     _w4_kernel[grid](
-        x_desc, w_desc, meta, meta if bias is None else bias, planes, M, N, k_blocks, part,
+        x_desc, w_desc, meta, meta if bias is None else bias, planes, signals, M, N, k_blocks, part,
         BM=tile.rows, GROUPS=tile.groups, NBLK=tile.blocks, WST=tile.weight_stages,
         XST=tile.x_stages, SPAN=span_of(group, K), REGISTERS=tile.registers,
         HAS_BIAS=bias is not None, num_warps=4, **options,

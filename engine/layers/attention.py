@@ -34,6 +34,7 @@ class Attention:
         inputs: StepInputs,
         *,
         addend: torch.Tensor | None = None,
+        chain: bool = True,
     ) -> torch.Tensor:
         """[T, (QH + 2 KVH) D], or addends of it [P, T, ..] and [T, ..], to [T, QH D].
 
@@ -51,6 +52,7 @@ class Attention:
             new=None if inputs.places is None else inputs.places.new,
             magnitudes=pages.magnitudes,
             dtype=self.dtype,
+            chain=chain,
         )
         out = torch.empty((T, spec.num_heads, spec.head_dim), dtype=q.dtype, device=q.device)
         self._decode(q, pages, inputs, out)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from engine.layers.eight import W8
 from engine.quant.formats import Quantised
-from kernels.matmul_w4a16 import matmul_w4a16, matmul_w4a16_parts
+from kernels.matmul_w4a16 import awaits_signals, matmul_w4a16, matmul_w4a16_parts
 from kernels.w4_weight import SYMMETRIC_ZERO, W4Weight, pack_w4
 
 
@@ -120,11 +120,20 @@ class W4:
         y = torch.cat([self._product(x, part, None) for part in self._parts], dim=1)
         return y if self._bias is None else y.add_(self._bias)
 
-    def parts(self, x: torch.Tensor, *, chain: bool = True) -> torch.Tensor:
-        """Addends [P, T, N] of the result: float32, or of its type where P is 1."""
+    def parts(
+        self, x: torch.Tensor, *, chain: bool = True, signals: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Addends [P, T, N] of the result: float32, or of its type where P is 1.
+
+        ``signals``: see ``matmul_w4a16_parts``; only where it ``awaits_signals``.
+        """
         if len(self._parts) > 1 or self._deterministic:
             return self(x).unsqueeze(0)  # one rounding, adapters in the batch or not
-        return matmul_w4a16_parts(x, self._parts[0], bias=self._bias, chain=chain)
+        return matmul_w4a16_parts(x, self._parts[0], bias=self._bias, chain=chain, signals=signals)
+
+    def awaits_signals(self, x: torch.Tensor) -> bool:
+        whole = len(self._parts) == 1 and not self._deterministic
+        return whole and awaits_signals(x, self._parts[0])
 
     def _product(
         self, x: torch.Tensor, weight: W4Weight, bias: torch.Tensor | None

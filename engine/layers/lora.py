@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.beside import Beside
-from engine.layers.linear import Linear, parts
+from engine.layers.linear import W4, Linear, parts
+from engine.layers.signals import Signals
 from engine.layers.stacked import StackedRows
 from engine.outer import OuterPass
 from kernels.lora_expand import lora_addend, lora_expand
@@ -30,7 +31,8 @@ class LoraPass:
     deterministic: bool = False
     stacked: StackedRows | None = None  # on CPU: the batch's adapters side by side
     outer: OuterPass | None = None  # when adapters of the table change embeddings or head
-    beside: Beside | None = None  # where adapters' work may overlap the base's
+    signals: Signals | None = None  # where adapters' kernels may run at once with the base's
+    beside: Beside | None = None  # the same, for products that cannot await a signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Addends:
 
     planes: torch.Tensor  # [P, T, N]
     addend: torch.Tensor | None = None  # [T, N]
+    chain: bool = True  # whether one stream made them, so that their reader may be chained
 
 
 class Adapted:
@@ -69,11 +72,18 @@ class Adapted:
         shape = hidden_shape(site, x.shape[0], deterministic=False)
         h = torch.empty(shape, dtype=torch.float32, device=x.device)
         addend = torch.empty((x.shape[0], site.columns), dtype=x.dtype, device=x.device)
-        beside = lora.beside or Beside(None)
+        base, pool, rows = self.linear, lora.pool, lora.segments
+        if lora.signals is not None and isinstance(base, W4) and base.awaits_signals(x):
+            signals = lora.signals.of(self._layer, self._site)
+            lora_shrink(x, pool, site, rows, out=h, deterministic=False, signals=signals)
+            planes = base.parts(x, signals=signals)
+            lora_addend(h, pool, site, rows, addend, signals=signals)
+            return Addends(planes, addend)
+        beside = lora.beside or Beside(None)  # a product that cannot await anything
         with beside:
-            lora_shrink(x, lora.pool, site, lora.segments, out=h, deterministic=False)
-            lora_addend(h, lora.pool, site, lora.segments, addend)
+            lora_shrink(x, pool, site, rows, out=h, deterministic=False)
+            lora_addend(h, pool, site, rows, addend)
         # Chained, the product would be first to fill the device, and the adapters' work come after.
-        planes = parts(self.linear, x, chain=lora.beside is None or x.shape[0] > YIELDING_ROWS)
+        planes = parts(base, x, chain=lora.beside is None or x.shape[0] > YIELDING_ROWS)
         beside.join()
-        return Addends(planes, addend)
+        return Addends(planes, addend, chain=lora.beside is None)

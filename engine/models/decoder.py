@@ -77,11 +77,13 @@ class Layer:
         Linears give addends, which the op that reads them adds up.
         """
         qkv = self.qkv(x, lora)
-        x = self.attention(qkv.planes, pages, inputs, addend=qkv.addend)
+        x = self.attention(qkv.planes, pages, inputs, addend=qkv.addend, chain=qkv.chain)
         o = self._total(self.o(x, lora), x.dtype)
-        x = rms_norm(o.planes, self.before_mlp, self.eps, addend=o.addend, residual=residual)
+        x = rms_norm(
+            o.planes, self.before_mlp, self.eps, addend=o.addend, residual=residual, chain=o.chain
+        )
         gate_up = self.gate_up(x, lora)
-        x = silu_mul(gate_up.planes, addend=gate_up.addend, dtype=x.dtype)
+        x = silu_mul(gate_up.planes, addend=gate_up.addend, dtype=x.dtype, chain=gate_up.chain)
         return self._total(self.down(x, lora), x.dtype)
 
     @property
@@ -149,7 +151,15 @@ class Decoder:
                 features.enter(number, residual)
             last = layer(x, residual, pages[number], inputs, lora)
             rows = inputs.head_rows if number + 1 == len(self.layers) else None
-            x = rms_norm(last.planes, norm, eps, addend=last.addend, residual=residual, rows=rows)
+            x = rms_norm(
+                last.planes,
+                norm,
+                eps,
+                addend=last.addend,
+                residual=residual,
+                rows=rows,
+                chain=last.chain,
+            )
         return x
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:

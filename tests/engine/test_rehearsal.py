@@ -18,9 +18,9 @@ def test_a_start_of_an_8b_compiles_few_kernels(kind, monkeypatch):
     rehearsal = imagined.rehearsal_of("llama-3.1-8b", EngineConfig(model="", adapter_dtype=kind))
     rehearsal.play(imagined.DEVICE, None, timeline)
     compiled = launches.kernels
-    assert sum(compiled.values()) <= 67
-    assert compiled["_shrink_kernel"] == 3
-    assert compiled["_expand_kernel"] <= 11
+    assert sum(compiled.values()) <= 82
+    assert compiled["_shrink_kernel"] <= 5
+    assert compiled["_expand_kernel"] <= 17
     assert [phase for phase, _ in timeline.phases] == [
         "0 kernels", "rehearsed passes", "measured memory",
     ]  # fmt: skip

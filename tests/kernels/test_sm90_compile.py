@@ -395,7 +395,7 @@ def in_codes(codes, dtype, head):
     return {"pool_ptr": f"*{codes}", "magnitudes_ptr": f"*{dtype}"}, CODED | {"HEAD": head}
 
 
-def compiled_shrink(dtype, rows, depth, warps, stages, codes=None):
+def compiled_shrink(dtype, rows, depth, warps, stages, codes=None, *, chained=False):
     from kernels.lora_shrink import _shrink_kernel
 
     integers = ("start_ptr", "length_ptr", "adapter_ptr", "units_ptr", "ranks_ptr")
@@ -405,6 +405,8 @@ def compiled_shrink(dtype, rows, depth, warps, stages, codes=None):
     numbers = ("T", "tiles", "SLICES", "RB", "TERMS_EACH", *sizes)
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
     constants = {"BLOCK_T": rows, "BLOCK_R": 16, "BLOCK_K": depth, "CT": TYPES[dtype]} | layout
+    constants |= {"CHAINED": chained} | ({} if chained else {"signals_ptr": None})
+    signature |= {"signals_ptr": "*i32"} if chained else {}
     return compile_kernel(
         _shrink_kernel, signature, constants, warps=warps, stages=stages, aligned=sizes
     )
@@ -421,6 +423,42 @@ def test_lora_shrink(tile, dtype):
     assert "cp.async.cg.shared.global" in kernel.ptx  # the adapter streams in 16-byte pieces
 
 
+def steps(kernel):
+    """What a chained kernel does in program order: wait, release, and touch memory."""
+    found = re.findall(
+        r"griddepcontrol\.\w+|ld\.acquire|ld\.global|atom\.global|cp\.async\.c|st\.global",
+        kernel.ptx,
+    )
+    return [step.removeprefix("griddepcontrol.") for step in found]
+
+
+def test_shrink_with_signals_asks_for_adapters_says_that_x_is_there_and_counts_at_its_end():
+    kernel = compiled_shrink("fp16", *SHRINKS[1], chained=True)
+    assert kernel.spilled == 0
+    found = steps(kernel)
+    assert found[0] == "launch_dependents"
+    waited = found.index("wait")
+    assert "ld.global" in found[1:waited]
+    assert found.count("wait") == 1
+    assert found[waited + 1] == "atom.global"
+    assert found[-1] == "atom.global"
+    assert found.count("atom.global") == 2
+    assert "st.global" not in found[:waited]
+
+
+def test_expand_with_signals_asks_for_b_awaits_h_and_waits_for_the_product_at_its_end():
+    kernel = compiled_expand("fp16", EXPANDS[0], add=False, vectors=False, signals=True)
+    assert kernel.spilled == 0
+    found = steps(kernel)
+    assert found[0] == "launch_dependents"
+    assert found[-1] == "wait"
+    assert found.count("wait") == 1
+    awaited = found.index("ld.acquire")
+    assert "ld.global" in found[:awaited]
+    assert found.count("ld.acquire") == 1
+    assert "st.global" not in found[:awaited]
+
+
 CODES = [("u8", "fp16", 6.5), ("i8", "fp16", 8.0), ("i8", "bf16", 9.5)]
 
 
@@ -433,7 +471,7 @@ def test_lora_shrink_of_8_bits(codes, dtype, most):
     assert len(kernel.main_loop) * warps * 32 / (rows * depth) <= most
 
 
-def compiled_expand(dtype, tile, *, add, vectors, codes=None):
+def compiled_expand(dtype, tile, *, add, vectors, codes=None, signals=False):
     from kernels.lora_expand import _expand_kernel
 
     rows, columns, warps, planes, each = tile
@@ -441,10 +479,12 @@ def compiled_expand(dtype, tile, *, add, vectors, codes=None):
     integers += ("bias_units_ptr", "scale_units_ptr", "spans_ptr")
     pointers, layout = in_codes(codes, dtype, 2)
     signature = {"h_ptr": "*fp32", "y_ptr": f"*{dtype}"} | pointers
-    numbers = ("T", "tiles", "stride_y", "BLOCKS", "SLICES", "R")
+    numbers = ("T", "tiles", "stride_y", "BLOCKS", "SLICES", "R", "PROGRAMS")
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
     constants = {"PLANES": planes, "CT": TYPES[dtype]} | layout
     constants |= {"ADD": add, "HAS_BIAS": vectors, "HAS_SCALE": vectors, "CHAINED": True}
+    constants |= {} if signals else {"signals_ptr": None}
+    signature |= {"signals_ptr": "*i32"} if signals else {}
     constants |= {"BLOCK_T": rows, "BLOCK_N": columns, "B_ROWS": 128}
     constants |= {"EACH": each, "PIECES": 1024 // columns // each, "BLOCK_R": 16, "ALIGN": 16}
     return compile_kernel(

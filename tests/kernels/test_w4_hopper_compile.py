@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(interpreting(), reason="interpreted kernels cann
 SHARED_LIMIT = 227 * 1024  # bytes a program may use on Hopper
 
 
-def compile_tile(tile, dtype, span, *, bias=False):
+def compile_tile(tile, dtype, span, *, bias=False, signals=False):
     names = _w4_kernel.arg_names
     signature = dict.fromkeys(names, "constexpr") | {
         "x_desc": f"tensordesc<{dtype}[{tile.rows}, 64],{LAYOUT!r}>",
@@ -33,6 +33,10 @@ def compile_tile(tile, dtype, span, *, bias=False):
         "XST": tile.x_stages, "SPAN": span, "REGISTERS": tile.registers,
         "HAS_BIAS": bias, "CHAINED": True,
     }  # fmt: skip
+    if signals:
+        signature["signals"] = "*i32"
+    else:
+        constants["signals"] = None
     values = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in ("meta", "bias", "out", "N")}
     options = {"num_warps": 4} | ({"maxnreg": tile.cap} if tile.cap else {})
@@ -40,10 +44,12 @@ def compile_tile(tile, dtype, span, *, bias=False):
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(("dtype", "span"), [("fp16", 2), ("bf16", 1)])
-def test_every_tile_that_is_chosen_compiles_within_its_budget(rows, dtype, span):
+@pytest.mark.parametrize(
+    ("dtype", "span", "signals"), [("fp16", 2, False), ("bf16", 1, False), ("fp16", 2, True)]
+)
+def test_every_tile_that_is_chosen_compiles_within_its_budget(rows, dtype, span, signals):
     tile = choose_tile(rows, 6144, 16, torch.device("cpu"))
-    kernel = compile_tile(tile, dtype, span)
+    kernel = compile_tile(tile, dtype, span, signals=signals)
     assert tile.rows == rows
     assert kernel.spilled == 0
     assert kernel.shared <= SHARED_LIMIT
