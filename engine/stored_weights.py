@@ -173,7 +173,7 @@ def _stored(
             raise CheckpointInvalid(f"{prefix}: neither a weight nor codes and scales")
         if scales is None:
             return Stored(16)
-        groups = scales[1] if len(scales) == 2 else 1
+        groups = max(scales[1] if len(scales) == 2 else 1, 1)
         asymmetric = part(ZEROS) is not None and not symmetric
         return Stored(8, -(-size[0] // groups), zeros=asymmetric)
     bits = math.prod(codes) * 32 // math.prod(size)

@@ -11,6 +11,7 @@ from engine.errors import CheckpointInvalid
 from engine.quant.bytewise import Float8, unpack_bytes
 from engine.quant.configs import read_scheme
 from engine.quant.schemes import Claim
+from engine.stored_weights import of_checkpoint
 from tests.engine.bytes_checkpoints import BYTE_LAYOUTS, ByteLayout, byte_module, write_bytes
 from tests.engine.checkpoints import save
 from tests.engine.factors import random_adapter
@@ -50,6 +51,16 @@ def _logits(path):
     logits = rig.logits(chunks)
     assert not torch.equal(logits[:5], logits[5:])
     return logits
+
+
+@pytest.mark.parametrize("layout", BYTE_LAYOUTS, ids=str)
+def test_scales_without_values_are_planned_and_refused(tmp_path, layout):
+    stored, _, config = write_bytes(tmp_path / "q", layout)
+    name = next(name for name in stored if "weight_scale" in name)
+    save(tmp_path / "q", {**stored, name: stored[name][..., :0]}, config)
+    assert of_checkpoint(tmp_path / "q")[1].nbytes > 0
+    with pytest.raises(CheckpointInvalid, match="weight_scale"):
+        Rig(tmp_path / "q")
 
 
 PER_CHANNEL = ByteLayout("float", "channel")
