@@ -149,7 +149,7 @@ class _Reader:
 
     def _check_features(self) -> None:
         for key, text in REFUSED_WHEN_SET.items():
-            if self._raw.get(key) not in (None, False, [], {}):
+            if self._raw.get(key) not in (None, False, []):  # {} is a method at its defaults
                 self._fault(key, text)
         if self._raw.get("use_dora") is True and self._raw.get("lora_bias") is True:
             self._fault("lora_bias", "DoRA has no LoRA biases; PEFT refuses both at once")

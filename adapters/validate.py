@@ -18,6 +18,9 @@ from adapters.values import largest
 
 MAX_FLOAT16 = 65_504.0
 MAX_FLOAT32 = 3.4e38
+ROUNDED = (
+    ". If they are the base's, rounded to bfloat16: save without them (save_embedding_layers=False)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +228,7 @@ def _copy_problems(file: TensorFile, module: ModuleLora, base: BaseSpec) -> Iter
         yield (
             f"{copy.name}: differs from the base's own weights, so the adapter was trained on"
             " another base, or on embeddings that changed too; save those with modules_to_save"
+            + (ROUNDED if copy.dtype == "BF16" else "")
         )
 
 

@@ -34,6 +34,7 @@ from engine.mailbox import Mailbox
 from engine.masking import Begun, Masking
 from engine.metrics import EngineMetrics
 from engine.observer import Observer
+from engine.planned import Plan
 from engine.protocol import (
     AskCounts,
     AskRecorded,
@@ -52,7 +53,7 @@ from engine.protocol import (
 )
 from engine.reception import Reception, limits_of
 from engine.residency import P
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Scheduler
 from engine.seating import Seating
 from engine.sequence import Request
 from engine.speculation.payoff import Payoff

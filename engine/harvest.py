@@ -13,9 +13,10 @@ from engine.config import EngineConfig
 from engine.handoff.giving import First
 from engine.handoff.handoffs import Handoffs
 from engine.metrics import EngineMetrics
+from engine.planned import Plan, Planned
 from engine.protocol import Finish, Output, TokenLogprobs
 from engine.residency import P
-from engine.scheduler import Plan, Planned, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Phase, Request, Sequence
 from engine.step import NO_ADAPTER, Drawn
 from engine.under_way import UnderWay, guarded

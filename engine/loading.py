@@ -315,6 +315,12 @@ class Weights:
     def _tied_head(self, embedding: Embedding) -> Linear:
         """Over the embedding's weights; a copy only where the head computes in another type."""
         size = (self.spec.vocab_size, self.spec.hidden_size)
+        packing = packing_of(HEAD, self._checkpoint.tensors)
+        if packing is not None:
+            raise CheckpointInvalid(
+                f"{HEAD}: found {packing.said}; expected none, as tie_word_embeddings says that "
+                "the embeddings are the head (false: this one is)"
+            )
         stored = self._checkpoint.tensor(f"{EMBEDDING}.weight")
         name = f"{HEAD}.weight"
         if name in self._checkpoint.tensors and not torch.equal(self._dense(name, size), stored):

@@ -16,8 +16,8 @@ import numpy as np
 from engine.book import Book
 from engine.matcher import Grammars, Turn
 from engine.metrics import EngineMetrics
+from engine.planned import Plan, Planned
 from engine.protocol import Finish, RefusalCode
-from engine.scheduler import Plan, Planned
 from engine.sequence import Phase, Request
 from engine.step import Masks, Pending
 

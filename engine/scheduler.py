@@ -13,7 +13,6 @@ import time
 from bisect import insort
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as View
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic
 
@@ -22,66 +21,21 @@ from engine.config import EngineConfig
 from engine.fairness import INPUT_COST, LOAD_COST, OUTPUT_COST, Fairness
 from engine.observer import Cause, Observer
 from engine.pace import Pace
-from engine.pages import Kind
+from engine.planned import Plan, Planned, chunk_of
+from engine.portions import Claim, Portions
 from engine.protocol import Submit
 from engine.residency import P
 from engine.seating import Seat, Seating
-from engine.sequence import Awaits, Phase, Request, Sequence
+from engine.sequence import Awaits, Phase, Sequence
 from engine.speculation.speculation import Speculation
-from engine.step import NO_ADAPTER, Chunk, StepPlan
-from engine.tempo import Company, Tempo
+from engine.tempo import Tempo
 from engine.waiting import WaitingQueue
 from engine.waits import Waits
 
 SCANNED = 256  # waiting sequences looked at per pass
-COMPANY_S = 60.0  # how long after the last of several tenants passes are kept short
 COMPARED = 32  # of them, those among whom the cheapest to serve goes first
 
-Claim = tuple[int, bool, float, float, tuple[int, float, int, int]]  # the least goes first
-
 _order = attrgetter("order")
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    sequence: Sequence
-    stop: int  # the position the chunk ends before
-    life: int  # of the sequence when this was planned
-    placing: int  # likewise
-    chunk: Chunk
-
-    @property
-    def drafts(self) -> View[int]:
-        return self.chunk.tokens[len(self.chunk.tokens) - len(self.chunk.drafts) :]
-
-    @property
-    def draws(self) -> int:
-        """Tokens it draws at most."""
-        return len(self.chunk.draws)
-
-
-@dataclass(slots=True)
-class Plan:
-    """One pass, and what was found out while planning it."""
-
-    planned: list[Planned] = field(default_factory=list)
-    misfits: list[Request] = field(default_factory=list)  # with their adapter, larger than the pool
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    decodes: int = 0
-    drafts: int = 0
-    began: float = 0.0  # when it was planned, seconds
-    budget: int = 0  # tokens of prompts that may still be planned
-    withheld: int = 0  # of them, those that only modest tenants may have
-    reserved: int = 0  # likewise, once a modest tenant's prompt is in it
-    extra: int = 0  # beyond the budget, for prompts of modest tenants that end in this pass by it
-
-    @property
-    def step(self) -> StepPlan:
-        return StepPlan([item.chunk for item in self.planned], self.copies)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.step.tokens - self.decodes - self.drafts
 
 
 class Scheduler(Generic[P]):
@@ -103,11 +57,11 @@ class Scheduler(Generic[P]):
         self.fairness = Fairness(config.fairness_quantum)
         self._waiting = WaitingQueue(self.fairness)
         self._running: list[Sequence] = []  # in order
-        self._shared_at = float("-inf")  # when several tenants were here last, seconds
-        self._even = 0.0  # pages in use, for a weight of one
-        self._least = 0.0  # service of those who want some of this pass
         self._owed: list[Sequence] = []  # waiting ones that have a claim to a place in this pass
         self._tempo = Tempo(config.max_step_s or max_step_s, pass_sizes)
+        self._portions = Portions(
+            self.fairness, seating, self._tempo, most=config.max_num_batched_tokens, clock=clock
+        )
         self.preemptions = 0
 
     @property
@@ -213,7 +167,7 @@ class Scheduler(Generic[P]):
         self._owed = self._make_way()
         before = self.preemptions
         plan.decodes = self._plan_decodes(plan)
-        self._limit_prompts(plan)
+        self._portions.limit(plan)
         lack, running = None, len(self._running)
         admits = self.preemptions == before
         self._plan_prompts(plan, admits=admits)
@@ -229,21 +183,6 @@ class Scheduler(Generic[P]):
         plan.copies = self._seating.take_copies()
         plan.planned.sort(key=lambda item: item.chunk.adapter)  # stable: one adapter's adjacent
         return plan
-
-    def _limit_prompts(self, plan: Plan) -> None:
-        most = self._config.max_num_batched_tokens - plan.decodes - plan.drafts
-        company = Company.SEVERAL if self._shared else Company.NONE
-        if self._tempo.looks(plan.decodes, company):
-            return
-        plan.budget = self._tempo.prompt_tokens(decodes=plan.decodes, most=most)
-        if company is Company.SEVERAL:
-            plan.withheld = self._withheld(plan, most, company)
-            plan.reserved = self._withheld(plan, most, Company.WAITING)
-            plan.extra = min(self._tempo.extra(), most - plan.budget)
-
-    def _withheld(self, plan: Plan, most: int, company: Company) -> int:
-        fitting = self._tempo.prompt_tokens(decodes=plan.decodes, most=most, company=company)
-        return max(0, plan.budget - fitting)
 
     def _plan_decodes(self, plan: Plan) -> int:
         decoding = [sequence for sequence in self._running if self._decodes(sequence)]
@@ -271,57 +210,26 @@ class Scheduler(Generic[P]):
         over = sequence.exhausted or request.leaving
         return not (sequence.in_prompt or over or request.dry or sequence.filling)
 
-    @property
-    def _shared(self) -> bool:
-        """Several tenants are here, or were a moment ago and may be back during the pass."""
-        now = self._clock()
-        if self.fairness.tenants > 1:
-            self._shared_at = now
-        return now - self._shared_at < COMPANY_S
-
     def _plan_prompts(self, plan: Plan, *, admits: bool) -> None:
         """The least served tenant's first, so that a flood's prompts delay its own only; whoever
         waits and deserves more is admitted before."""
         prompts = [s for s in self._running if s.in_prompt and not s.filling]
-        self._even = self._seating.pool.holdings(Kind.KV) / max(self.fairness.weights, 1e-9)
-        self._least = self.fairness.least({s.request.submit.tenant for s in prompts})
-        prompts.sort(key=self._deserving)
+        self._portions.weigh(prompts)
+        prompts.sort(key=self._portions.deserving)
         for sequence in prompts:
             if plan.budget > 0 and admits and self._places and self._waiting:
-                self._admit(plan, before=self._deserving(sequence))
-            if (room := self._room(plan, sequence)) > 0:
+                self._admit(plan, before=self._portions.deserving(sequence))
+            if (room := self._portions.room(plan, sequence)) > 0:
                 self._compute(plan, sequence, room)
-
-    def _room(self, plan: Plan, sequence: Sequence) -> int:
-        """Prompt tokens that it may have of this pass."""
-        if not self._modest(sequence):
-            return plan.budget - plan.withheld
-        rest = sequence.known - sequence.computed
-        return rest if plan.budget < rest <= plan.budget + plan.extra else plan.budget
 
     def _compute(self, plan: Plan, sequence: Sequence, room: int) -> None:
         """Some of its prompt, in this pass. One of a modest tenant keeps it short: it, and whoever
         comes meanwhile, waits for the end of it."""
         if sequence.filling:
             return
-        if self._modest(sequence):
+        if self._portions.modest(sequence):
             plan.withheld = max(plan.withheld, plan.reserved)
         plan.budget -= self._include(plan, sequence, room)
-
-    def _modest(self, sequence: Sequence) -> bool:
-        """Its tenant holds no more than an even share of the pages in use, and was not served more
-        than others: many short requests hold little and take much."""
-        tenant = sequence.request.submit.tenant
-        if self.fairness[tenant] > self._least + self.fairness.quantum:
-            return False
-        return self._seating.pool.share_of(tenant) <= self._even * self.fairness.weight(tenant)
-
-    def _deserving(self, sequence: Sequence) -> Claim:
-        """Modest tenants' go first, as they came, so that a prompt is not dealt out among passes;
-        others by what their tenant was served."""
-        submit, modest = sequence.request.submit, self._modest(sequence)
-        rank = (0.0, 0.0) if modest else self.fairness.rank(submit.tenant)
-        return (-submit.priority, not modest, *rank, sequence.order)
 
     def _make_way(self) -> list[Sequence]:
         """Whoever has a claim to a place gets one: a free one, or that of a sequence that yields.
@@ -358,12 +266,12 @@ class Scheduler(Generic[P]):
         for sequence in self._candidates() if self._places else ():
             if plan.budget <= 0 or not self._places:
                 break
-            if before is not None and self._deserving(sequence) >= before:
+            if before is not None and self._portions.deserving(sequence) >= before:
                 continue
             if (tenant := sequence.request.submit.tenant) in over:
                 self._waits.hold(sequence, Cause.FAIRNESS)
                 continue
-            if (room := self._room(plan, sequence)) <= 0:
+            if (room := self._portions.room(plan, sequence)) <= 0:
                 continue
             seat = self._try(plan, sequence)
             if seat is Seat.FULL:
@@ -479,8 +387,7 @@ class Scheduler(Generic[P]):
         """Plan the sequence's next chunk, of at most so many tokens and drafts behind the last it
         knows. Returns its length without these."""
         start, request = sequence.computed, sequence.request
-        gathers = sequence.wants_prompt_logprobs
-        if gathers and start:
+        if sequence.wants_prompt_logprobs and start:
             start -= 1  # the row that predicts the chunk's first token belongs to the one before
         known = sequence.known
         stop = min(known, start + most)
@@ -492,21 +399,8 @@ class Scheduler(Generic[P]):
         request.spent += draws + len(drafts)
         request.started = True
         self.fairness.charge(request.submit.tenant, OUTPUT_COST * draws)
-        chunk = Chunk(
-            sequence=sequence.number,
-            tokens=[*sequence.tokens(start, stop), *drafts]
-            if drafts
-            else sequence.tokens(start, stop),
-            start=start,
-            pages=sequence.pages[: self.pages_for(stop + len(drafts))],
-            adapter=sequence.row if request.computed_with(stop) else NO_ADAPTER,
-            active_from=request.active_from,
-            draw=sequence.draw() if draws else None,
-            drafts=[sequence.draw(drafts[: i + 1]) for i in range(len(drafts))],
-            prompt_logprobs=request.submit.prompt_logprobs if gathers else None,
-            pooling=sequence.pools(draws=draws),
-            images=sequence.seen(start, stop),
-        )
+        pages = self.pages_for(stop + len(drafts))
+        chunk = chunk_of(sequence, start, stop, drafts=drafts, pages=pages, draws=draws)
         plan.planned.append(Planned(sequence, stop, sequence.life, sequence.placing, chunk))
         plan.drafts += len(drafts)
         sequence.plan(stop, draws=draws)

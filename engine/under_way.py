@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.errors import DeviceLost, RunnerFault
-from engine.scheduler import Plan
+from engine.planned import Plan
 from engine.step import Pending, StepResult
 
 T = TypeVar("T")

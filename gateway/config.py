@@ -20,9 +20,13 @@ from engine.tls import ClientTls, Credentials, ServerTls, TlsFiles, TlsInvalid, 
 
 GENERATION_CONFIGS = ("auto", "vllm")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder")
-
-
 LEAST_RETENTION_DAYS = 35
+MOST_WORKERS = 64
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+asyncpg",
+    "postgresql": "postgresql+asyncpg",
+}
 
 
 class ConfigError(ValueError):
@@ -50,9 +54,6 @@ class Secret:
 
     def __hash__(self) -> int:
         return hash(self._value)
-
-
-MOST_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,20 @@ class Settings:
     rollup_interval_s: float = 5.0  # how often events are added up; reports do not wait for it
 
     def __post_init__(self) -> None:
+        self._require_bases()
+        if not self.engines:
+            raise ConfigError("engines: give at least one engine address")
+        self._require_numbers()
+        self._require_workers()
+        self._require_pairs()
+        self._require_names()
+        if (collector := self.otlp_traces_endpoint) is not None:
+            require_web_address("otlp_traces_endpoint", collector)
+        if (hook := self.alert_webhook_url) is not None:
+            require_web_address("alert_webhook_url", hook)
+        self._require_doors()
+
+    def _require_bases(self) -> None:
         if not self.served_model_name or not self.served_model_name.isprintable():
             raise ConfigError("served_model_name must be a printable, non-empty name")
         names = [self.served_model_name]
@@ -197,8 +212,8 @@ class Settings:
             if base.name in names:
                 raise ConfigError(f"other_bases: the name {base.name!r} is another base's")
             names.append(base.name)
-        if not self.engines:
-            raise ConfigError("engines: give at least one engine address")
+
+    def _require_numbers(self) -> None:
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"{name}={getattr(self, name)} must be between 0 and 65535")
@@ -208,6 +223,15 @@ class Settings:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be positive")
+        if (days := self.usage_retention_days) is not None and days < LEAST_RETENTION_DAYS:
+            raise ConfigError(
+                f"usage_retention_days={days} must be at least {LEAST_RETENTION_DAYS}: a month is"
+                " closed before its events go"
+            )
+        if not 0 <= self.forwarded_hops <= 16:
+            raise ConfigError(f"forwarded_hops={self.forwarded_hops} must be between 0 and 16")
+
+    def _require_workers(self) -> None:
         if not 0 <= self.worker < self.workers <= MOST_WORKERS:
             raise ConfigError(
                 f"workers={self.workers}, worker={self.worker}: at most {MOST_WORKERS} workers,"
@@ -217,32 +241,28 @@ class Settings:
             raise ConfigError(
                 "workers: several need redis_url, or each would have limits of its own"
             )
+
+    def _require_pairs(self) -> None:
         for name in ("ssl", "engine_ssl"):
             pair = getattr(self, f"{name}_certfile"), getattr(self, f"{name}_keyfile")
             if (pair[0] is None) != (pair[1] is None):
                 raise ConfigError(f"give both {name}_certfile and {name}_keyfile, or neither")
-        if self.tool_call_parser not in TOOL_CALL_PARSERS:
-            known = ", ".join(TOOL_CALL_PARSERS)
-            raise ConfigError(f"tool_call_parser={self.tool_call_parser!r} is none of {known}")
-        if self.generation_config not in GENERATION_CONFIGS:
-            known = ", ".join(GENERATION_CONFIGS)
-            raise ConfigError(f"generation_config={self.generation_config!r} is none of {known}")
+
+    def _require_names(self) -> None:
+        for name, known in (
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("generation_config", GENERATION_CONFIGS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is none of {', '.join(known)}")
         name = self.key_environment
         if not (name.isascii() and name.isalnum() and len(name) <= 16):
             raise ConfigError(f"key_environment={name!r}: 1 to 16 ASCII letters and digits")
-        if self.key_environment == "admin":
+        if name == "admin":
             raise ConfigError("key_environment='admin' is reserved for admin keys")
-        if (collector := self.otlp_traces_endpoint) is not None:
-            require_web_address("otlp_traces_endpoint", collector)
-        if (hook := self.alert_webhook_url) is not None:
-            require_web_address("alert_webhook_url", hook)
-        if (days := self.usage_retention_days) is not None and days < LEAST_RETENTION_DAYS:
-            raise ConfigError(
-                f"usage_retention_days={days} must be at least {LEAST_RETENTION_DAYS}: a month is"
-                " closed before its events go"
-            )
-        if not 0 <= self.forwarded_hops <= 16:
-            raise ConfigError(f"forwarded_hops={self.forwarded_hops} must be between 0 and 16")
+
+    def _require_doors(self) -> None:
+        """Who may call: from which pages, and without a key from this machine alone."""
         for origin in self.allowed_origins:
             _require_origin(origin)
         if self.open and "*" in self.allowed_origins:
@@ -376,13 +396,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-_DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "postgres": "postgresql+asyncpg",
-    "postgresql": "postgresql+asyncpg",
-}
 
 
 def _decode_hook(kind: type, value: Any) -> Any:

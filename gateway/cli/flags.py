@@ -12,7 +12,6 @@ from gateway.cli.engine_flags import add_engine
 from gateway.config import GENERATION_CONFIGS, LEAST_RETENTION_DAYS, TOOL_CALL_PARSERS
 
 DEFAULT_DATA_DIR = Path(".data")
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 # flag -> (whether a value follows it, why it is not needed)
 UNNEEDED: dict[str, tuple[bool, str]] = {
@@ -20,7 +19,7 @@ UNNEEDED: dict[str, tuple[bool, str]] = {
     "--max-loras": (True, "there are no slots: adapters share the page pool"),
     "--max-cpu-loras": (True, "the host cache is bounded by bytes, not by adapters"),
     "--max-lora-rank": (True, "every adapter is served at its own rank"),
-    "--lora-dtype": (True, "adapters take the compute dtype"),
+    "--lora-dtype": (True, "adapters take the compute dtype, or --adapter-dtype's 8 bits"),
     "--fully-sharded-loras": (False, "adapters are split over devices as what they adapt is"),
     "--enable-chunked-prefill": (False, "prefill is always chunked"),
     "--no-enable-chunked-prefill": (
@@ -79,6 +78,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="refuse a checkpoint that is stored otherwise (default: auto)",
     )
     _add_address(parser.add_argument_group("where"))
+    _add_callers(parser.add_argument_group("who may call, and how they are served"))
+    _add_money(parser.add_argument_group("usage and money"))
     _add_state(parser.add_argument_group("state"))
     add_engine(parser.add_argument_group("engine (handed to it as they are)"))
     ignored = parser.add_argument_group("accepted and not needed")
@@ -116,6 +117,19 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         " metrics are on the ports from --metrics-port on (default: %(default)s)",
     )
     group.add_argument(
+        "--otlp-traces-endpoint", metavar="URL",
+        help="an OpenTelemetry collector that traces are sent to, by HTTP (default: nowhere)",
+    )  # fmt: skip
+    group.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="written when the server answers: addresses, keys and models as JSON",
+    )
+
+
+def _add_callers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--open",
         action="store_true",
         help="any API key, or none, is the first demo project; loopback only",
@@ -128,6 +142,34 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         metavar="ORIGIN",
         help="origins of web pages that may call the API, or * for all (default: none)",
     )
+    group.add_argument(
+        "--forwarded-hops",
+        type=int,
+        choices=range(17),
+        default=0,
+        metavar="N",
+        help="proxies of yours in front of the server, whose X-Forwarded-For it believes",
+    )
+    group.add_argument(
+        "--oidc", type=Path, metavar="FILE",
+        help="JSON: an OpenID provider that signs people in to the dashboard (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--priority-tier",
+        action="store_true",
+        help='let requests with service_tier "priority" go before others',
+    )
+    group.add_argument(
+        "--public-system-prompt",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a system message that is no secret: the base's work on it is shared by all projects",
+    )
+
+
+def _add_money(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--usage-retention-days",
         type=_retention,
@@ -148,41 +190,6 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
         "--sinks", type=Path, metavar="FILE",
         help="JSON: billing systems that usage is sent to, Stripe or CloudEvents (default: none)",
     )  # fmt: skip
-    group.add_argument(
-        "--oidc", type=Path, metavar="FILE",
-        help="JSON: an OpenID provider that signs people in to the dashboard (default: none)",
-    )  # fmt: skip
-    group.add_argument(
-        "--otlp-traces-endpoint", metavar="URL",
-        help="an OpenTelemetry collector that traces are sent to, by HTTP (default: nowhere)",
-    )  # fmt: skip
-    group.add_argument(
-        "--forwarded-hops",
-        type=int,
-        choices=range(17),
-        default=0,
-        metavar="N",
-        help="proxies of yours in front of the server, whose X-Forwarded-For it believes",
-    )
-    group.add_argument(
-        "--priority-tier",
-        action="store_true",
-        help='let requests with service_tier "priority" go before others',
-    )
-    group.add_argument(
-        "--public-system-prompt",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a system message that is no secret: the base's work on it is shared by all projects",
-    )
-    group.add_argument(
-        "--ready-file",
-        type=Path,
-        metavar="FILE",
-        help="written when the server answers: addresses, keys and models as JSON",
-    )
 
 
 def _add_state(group: argparse._ArgumentGroup) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.cli.engine_flags import DTYPES, engine_flags
-from gateway.cli.flags import LOOPBACK, QUANTIZATIONS, UNNEEDED
-from gateway.config import MOST_WORKERS, ConfigError, require_web_address
+from gateway.cli.flags import QUANTIZATIONS, UNNEEDED
+from gateway.config import MOST_WORKERS, ConfigError, is_loopback, require_web_address
 
 
 class FlagsInvalid(ValueError):
@@ -168,7 +168,7 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
         raise FlagsInvalid(
             f"--tensor-parallel-size {arguments.tensor_parallel_size} must be at least 1"
         )
-    if arguments.open and arguments.host not in LOOPBACK:
+    if arguments.open and not is_loopback(arguments.host):
         raise FlagsInvalid(
             f"--open lets anyone in, so it needs a loopback --host, not {arguments.host}"
         )

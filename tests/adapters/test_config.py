@@ -38,6 +38,8 @@ def scale(name: str = "model.layers.0.self_attn.q_proj", rank: int = 4, **change
         ({"layer_replication": [[0, 2]]}, "replicated layers"),
         ({"target_parameters": ["mlp.experts"]}, "bare parameters"),
         ({"kasa_config": {"a": 1}}, "KaSA"),
+        *(({f"{name}_config": {}}, f"{name}_config") for name in ("kasa", "arrow", "velora")),
+        ({"use_bdlora": {}}, "block-diagonal LoRA"),
         ({"init_lora_weights": "pissa"}, "changes the base's weights"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base's weights"),
         ({"init_lora_weights": "olora"}, "changes the base's weights"),

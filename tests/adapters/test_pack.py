@@ -1,7 +1,7 @@
 """Packed factors equal what PEFT itself computes for the same files."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from adapters.base_spec import BaseSpec
+from adapters.config import IGNORED, REFUSED_WHEN_SET
 from adapters.errors import AdapterInvalid
 from adapters.keys import PARENTS
 from adapters.manifest import AdapterManifest
@@ -117,6 +118,11 @@ def test_equals_peft_module_by_module(tmp_path, base, settings):
     )
 
 
+def test_every_setting_of_peft_is_one_we_know():
+    known = IGNORED | REFUSED_WHEN_SET.keys()
+    assert {field.name for field in fields(LoraConfig)} <= known
+
+
 def test_an_initialisation_that_changes_the_base_is_refused(tmp_path, base):
     path = trained(tmp_path, target_modules=["q_proj"], init_lora_weights="pissa")
     with pytest.raises(AdapterInvalid, match="changes the base's weights"):
@@ -186,6 +192,17 @@ def test_copies_of_the_base_beside_an_adapter_change_nothing_or_are_refused(
     rewritten(path, copy, add=0.25)
     with pytest.raises(AdapterInvalid, match=said):
         validate(path, base)
+
+
+def test_a_copy_that_was_rounded_is_refused_with_the_way_out(tmp_path, base):
+    path = trained(tmp_path, target_modules=["q_proj", "embed_tokens"])
+    file = path / "adapter_model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(AdapterInvalid, match=r"rounded to bfloat16: save without them"):
+        validate(path, base)
+    without = {name: t for name, t in load_file(file).items() if "base_layer" not in name}
+    save_file(without, file)
+    validate(path, base)
 
 
 def test_a_copy_that_cannot_be_compared_is_refused(tmp_path, base):

@@ -11,7 +11,7 @@ from adapters.shards import INDEX
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointInvalid
 from engine.models.spec import ModelSpec
-from tests.engine.checkpoints import Layout, Shape, save, write_checkpoint
+from tests.engine.checkpoints import Layout, Shape, quantised, save, write_checkpoint
 from tests.engine.rig import Rig, chunk
 
 TOKENS = [5, 9, 14, 3, 60]
@@ -100,8 +100,6 @@ def test_modules_left_unquantised_are_followed_one_by_one(tmp_path, gptq):
 
 
 def test_a_quantised_head_is_followed_too(tmp_path, gptq):
-    from tests.engine.checkpoints import quantised
-
     parts, weight = quantised(64, 96, Layout("gptq", 32), torch.Generator().manual_seed(3))
     stored = {**gptq.stored, **{f"lm_head.{name}": part for name, part in parts.items()}}
     del stored["lm_head.weight"]
@@ -141,6 +139,18 @@ def test_a_tied_checkpoint_may_repeat_its_head_but_not_contradict_it(tmp_path):
     assert torch.equal(logits(same), logits(written.path))
     other = {**written.stored, "lm_head.weight": table + 1}
     assert "tie_word_embeddings" in refusal(rewritten(tmp_path / "other", written, other))
+
+
+def test_a_quantised_head_beside_a_tied_one_is_refused_with_the_way_out(tmp_path):
+    written = write_checkpoint(tmp_path / "m", Shape(tied=True))
+    parts, _ = quantised(64, 96, Layout("gptq", 32), torch.Generator().manual_seed(3))
+    head = {f"lm_head.{name}": part for name, part in parts.items()}
+    path = rewritten(tmp_path / "q", written, {**written.stored, **head})
+    assert "lm_head: found qweight; expected none, as tie_word_embeddings" in refusal(path)
+    untied = rewritten(
+        tmp_path / "u", written, {**written.stored, **head}, {"tie_word_embeddings": False}
+    )
+    assert not torch.equal(logits(untied), logits(written.path))
 
 
 def without(tensors, *names):
