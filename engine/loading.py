@@ -81,8 +81,9 @@ class Weights:
         )
         self._used: set[str] = set()
         self._tilings: dict[tuple[tuple[int, int], torch.dtype], Tiling] = {}
-        self._prepack = place.device.type == "cpu" and Prepacked.usable(place.dtype)
-        self._int4 = self._prepack and place.dtype == torch.bfloat16 and Int4.usable()
+        types = {place.dtype, torch.float32} if place.device.type == "cpu" else set()
+        self._prepacked = {dtype for dtype in types if Prepacked.usable(dtype)}
+        self._int4 = torch.bfloat16 in self._prepacked and Int4.usable()
 
     def linear(self, prefix: str, inputs: int, outputs: Mapping[str, int], *, bias: bool) -> Linear:
         """One Linear over the modules ``prefix.name`` side by side, each with its outputs.
@@ -241,12 +242,13 @@ class Weights:
         if place.device.type != "cpu" and len(narrow) == len(weights):
             bytewise = fuse_bytes([pack_bytes(weight, place.device) for weight in narrow])
             return W8(bytewise, dtype=dtype, bias=bias, deterministic=place.deterministic)
-        few = self._few(packed, bias) if len(packed) == len(weights) else None
+        codes = dtype == torch.bfloat16 and len(packed) == len(weights)
+        few = self._few(packed, bias) if codes else None
         if few is not None and place.deterministic:
             return self._tile(few)
         wide = [w.float() if isinstance(w, torch.Tensor) else w.dense() for w in weights]
         dense = torch.cat([w.to(place.device) for w in wide]).to(dtype)
-        many = self._tile(Prepacked(dense, bias) if self._prepack else Dense(dense, bias))
+        many = self._tile((Prepacked if dtype in self._prepacked else Dense)(dense, bias))
         return many if few is None else FewOrMany(few, many)
 
     def _few(self, packed: Sequence[Quantised], bias: torch.Tensor | None) -> Int4 | None:

@@ -108,6 +108,25 @@ def test_a_quantised_head_is_followed_too(tmp_path, gptq):
     assert torch.equal(logits(a), logits(b))
 
 
+@pytest.mark.parametrize("layout", [Layout("gptq", 32), Layout("awq", 32), Layout("gptq", bits=8)])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_quantised_head_computes_in_float32_as_a_plain_one_does(
+    tmp_path, gptq, layout, deterministic, rows
+):
+    parts, weight = quantised(64, 96, layout, torch.Generator().manual_seed(3))
+    stored = {**gptq.stored, **{f"lm_head.{name}": part for name, part in parts.items()}}
+    claim = {"quantization_config": None}
+    packed = rewritten(tmp_path / "q", gptq, without(stored, "lm_head.weight"), claim)
+    plain = rewritten(tmp_path / "d", gptq, {**gptq.stored, "lm_head.weight": weight}, claim)
+    found = []
+    for path in (packed, plain):
+        rig = Rig(path, dtype=torch.bfloat16, deterministic=deterministic)
+        assert rig.model.head.linear.dtype == torch.float32
+        found.append(rig.logits([chunk(TOKENS * (rows // 5) or TOKENS[:rows], rig.pages(48))]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 def test_a_bias_of_zeros_where_the_model_has_none_is_not_a_bias(tmp_path, gptq):
     stored = {**gptq.stored, f"{DOWN}.bias": torch.zeros(64, dtype=torch.float16)}
     assert torch.equal(logits(rewritten(tmp_path / "m", gptq, stored)), logits(gptq.path))
