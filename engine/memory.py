@@ -39,7 +39,10 @@ class PoolSize:
         self.longest = config.max_model_len or spec.max_position  # tokens
 
     def pages(self, device: torch.device, beside: int) -> int:
-        """Pages of the pool. ``beside``: bytes to leave free for passes (CUDA only)."""
+        """Pages of the pool. ``beside``: bytes to leave free for passes (CUDA only).
+
+        Raises OutOfMemory.
+        """
         budget = self._config.pool_bytes
         each = self.page_bytes + (self._beside if budget is None else 0)
         if budget is None and device.type == "cuda":

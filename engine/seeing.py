@@ -69,7 +69,10 @@ class Seeing:
 
 
 def has_class_row(vision: Config) -> bool:
-    """Whether the tower has a row that stands for the image, before those of its patches."""
+    """Whether the tower has a row that stands for the image, before those of its patches.
+
+    Raises CheckpointInvalid.
+    """
     kind = vision.get("model_type", TOWERS[0])
     if kind not in TOWERS:
         raise CheckpointInvalid(
@@ -79,7 +82,7 @@ def has_class_row(vision: Config) -> bool:
 
 
 def skips_first(config: Config) -> bool:
-    """Whether the tower's first row is left out of the prompt."""
+    """Whether the tower's first row is left out of the prompt. Raises CheckpointInvalid."""
     strategy = config.get("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         raise CheckpointInvalid(

@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
         return len(frame).to_bytes(4, "little") + frame
 
     async def send(self, message: Out) -> None:
+        """Raises ConnectionLost."""
         try:
             self.write(message)
         except OSError as error:
@@ -82,7 +83,10 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
         await self.drain()
 
     async def drain(self) -> None:
-        """Back-pressure: wait while the peer is slow to take what was written."""
+        """Back-pressure: wait while the peer is slow to take what was written.
+
+        Raises ConnectionLost.
+        """
         if not self._writable.is_set():
             await self._writable.wait()
         if self._ended:
@@ -95,7 +99,7 @@ class Connection(asyncio.Protocol, Generic[In, Out]):
         self._writable.set()
 
     async def receive(self) -> In:
-        """Frames that arrived together cost one wait."""
+        """Frames that arrived together cost one wait. Raises ConnectionLost."""
         while (message := self.arrived()) is None:
             if self._ended:
                 raise ConnectionLost(self._ended)

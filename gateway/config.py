@@ -103,7 +103,10 @@ class DataDir:
         return [folder for folder in found if folder.is_dir()]
 
     def database(self, given: Secret | None) -> str:
-        """SQLAlchemy URL with its async driver: SQLite in here unless one is given."""
+        """SQLAlchemy URL with its async driver: SQLite in here unless one is given.
+
+        Raises ConfigError.
+        """
         if given is None:
             return f"sqlite+aiosqlite:///{self.root.absolute() / 'loratorio.db'}"
         url = given.reveal()

@@ -74,6 +74,7 @@ class Request:
         return values[0].strip() if values else b""
 
     def require_method(self, *allowed: str) -> None:
+        """Raises MethodNotAllowed."""
         if self.method not in allowed:
             raise MethodNotAllowed(
                 f"{self.method} is not allowed here.", headers={"allow": ", ".join(allowed)}

@@ -178,6 +178,7 @@ class LoneEngine:
         sampling: Sampling = GREEDY,
         logprobs: int | None = None,
     ) -> None:
+        """Raises BenchmarkRefused."""
         submit = Submit(
             name, "bench", tokens, max_tokens, sampling=sampling, adapter=adapter, ignore_eos=True,
             grammar=grammar, logprobs=logprobs,
@@ -186,7 +187,10 @@ class LoneEngine:
             raise BenchmarkRefused("the engine's inbox is full")
 
     def passes(self, requests: Requests) -> Iterator[float]:
-        """Seconds of each pass until nothing is open. Outputs go to ``requests``."""
+        """Seconds of each pass until nothing is open. Outputs go to ``requests``.
+
+        Raises BenchmarkRefused.
+        """
         while True:
             start = time.perf_counter()
             computed = self.core.step()

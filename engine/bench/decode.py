@@ -87,6 +87,8 @@ def steady_steps(
     """Seconds of the passes in which every row decodes, from its 16th token to its 144th.
 
     ``grammar``: what holds every row's answer.
+
+    Raises BenchmarkRefused.
     """
     warm(engine, adapters, rank)
     requests = Requests()

@@ -37,7 +37,7 @@ class FrameStream:
                 await self._send(page)
 
     async def receive(self, *, patient: bool = False) -> AnyFrame:
-        """``patient``: the other side may take its time."""
+        """``patient``: the other side may take its time. Raises HandoffFailed."""
         head = bytearray(HEADER_BYTES)
         await self._fill(memoryview(head), patient=patient)
         size = int.from_bytes(head, "little")
@@ -54,6 +54,7 @@ class FrameStream:
         return frame
 
     async def expect(self, kind: type[F], *, patient: bool = False) -> F:
+        """Raises HandoffFailed."""
         frame = await self.receive(patient=patient)
         if not isinstance(frame, kind):
             raise HandoffFailed(f"{type(frame).__name__} came where {kind.__name__} was due")

@@ -50,6 +50,7 @@ class Callers:
         self._gate, self._database = gate, database
 
     async def identify(self, request: Request, tenant: str | None) -> Caller:
+        """Raises Unauthenticated, PermissionDenied or ResourceNotFound."""
         principal = await self._gate.identify(request)
         if principal.models is not None:
             raise PermissionDenied(

@@ -92,6 +92,7 @@ def counted_request(request: Request, limit: int) -> Request:
     received = 0
 
     async def receive() -> Message:
+        """Raises BodyTooLarge or InvalidRequest."""
         nonlocal received
         try:
             async with asyncio.timeout(BODY_SECONDS):

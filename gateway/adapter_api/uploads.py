@@ -39,7 +39,8 @@ Json = dict[str, Any]
 
 
 class UploadDesk:
-    """Belongs to one event loop."""
+    """Belongs to one event loop. What cannot be done raises a GatewayError; of another's upload
+    nothing is known."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

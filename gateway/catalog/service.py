@@ -140,6 +140,7 @@ class CatalogService:
         return await self._aliases.all()
 
     async def alias(self, name: str) -> AdapterAlias:
+        """Raises ResourceNotFound."""
         found = await self._aliases.one(name)
         if found is None:
             raise ResourceNotFound(f"no alias {name[:80]!r}", param="alias")
@@ -148,7 +149,10 @@ class CatalogService:
     async def set_alias(
         self, name: str, version: str, *, canary: str | None = None, percent: int = 0
     ) -> AdapterAlias:
-        """Switch at once. The version before is what ``roll_back`` returns to."""
+        """Switch at once. The version before is what ``roll_back`` returns to.
+
+        Raises InvalidRequest.
+        """
         checked_adapter(name, param="alias")
         if not 0 <= percent <= 100 or (canary is None) != (percent == 0):
             raise InvalidRequest(
@@ -205,6 +209,7 @@ class CatalogService:
         return Quota(own.max_adapters, own.max_bytes) if own else default
 
     async def set_quota(self, quota: Quota) -> None:
+        """Raises InvalidRequest."""
         if not 0 <= quota.max_adapters <= MOST or not 0 <= quota.max_bytes < 1 << 62:
             raise InvalidRequest("quota: numbers must not be negative", param="max_adapters")
         own = await self._quotas.own()

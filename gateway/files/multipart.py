@@ -86,6 +86,7 @@ def _lifetime(fields: dict[str, str]) -> timedelta | None:
 
 
 def checked_lifetime(seconds: int | None, param: str) -> timedelta:
+    """Raises InvalidRequest."""
     if seconds is None or seconds not in LIFETIMES:
         raise InvalidRequest(
             f"{param} must be an integer from {LIFETIMES.start} to {LIFETIMES.stop - 1}.",

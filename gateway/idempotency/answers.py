@@ -179,7 +179,10 @@ class MemoryAnswers:
 
 
 def found(request: str, claim: Claim, answer: Kept | None) -> Kept:
-    """What a key that was there already means for the one who asks now."""
+    """What a key that was there already means for the one who asks now.
+
+    Raises IdempotencyKeyBusy or IdempotencyKeyReused.
+    """
     if request != claim.request:
         raise IdempotencyKeyReused(
             "This Idempotency-Key was used with another request.", param="Idempotency-Key"

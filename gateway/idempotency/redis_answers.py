@@ -44,6 +44,7 @@ class RedisAnswers:
         self._finish = Script(redis, "gateway.idempotency", "finish.lua")
 
     async def claim(self, claim: Claim) -> Kept | None:
+        """Raises IdempotencyUnavailable."""
         facts = (claim.request, claim.owner, CLAIM_S * 1000, KEEP_S * 1000, MOST_ANSWERS)
         asked = False
         try:

@@ -69,7 +69,10 @@ class KeyDirectory:
         return entry
 
     def any_of(self, project_name: str, now: float) -> Principal:
-        """The oldest usable key of a project, for the mode that asks for none."""
+        """The oldest usable key of a project, for the mode that asks for none.
+
+        Raises Unauthenticated.
+        """
         for entry in self._entries.values():
             alive = entry.expires_at is None or entry.expires_at > now
             if alive and entry.principal.project_name == project_name:

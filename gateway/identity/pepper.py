@@ -29,6 +29,7 @@ class Peppers:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
+        """Raises ConfigError."""
         versions: dict[int, bytes] = {}
         for line in text.split():
             try:
@@ -45,7 +46,10 @@ class Peppers:
 
     @classmethod
     def load(cls, given: Secret | None, file: Path) -> Self:
-        """The given one, or the file's; the file is made, mode 0600, when it does not exist."""
+        """The given one, or the file's; the file is made, mode 0600, when it does not exist.
+
+        Raises ConfigError.
+        """
         if given is not None:
             return cls.parse(given.reveal(), "pepper")
         try:

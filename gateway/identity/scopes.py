@@ -10,6 +10,7 @@ PATH = re.compile(r"/[\x21-\x7e]{1,63}")
 
 
 def checked_endpoints(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Raises InvalidRequest."""
     for path in _bounded(paths, "endpoints"):
         if PATH.fullmatch(path) is None:
             raise InvalidRequest(
@@ -20,6 +21,7 @@ def checked_endpoints(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def checked_models(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Raises InvalidRequest."""
     for name in _bounded(names, "models"):
         if not 0 < len(name) <= 256 or not name.isprintable():
             raise InvalidRequest(
@@ -29,7 +31,7 @@ def checked_models(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def checked_networks(ranges: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """As they are compared: ``10.1.2.3`` is ``10.1.2.3/32``."""
+    """As they are compared: ``10.1.2.3`` is ``10.1.2.3/32``. Raises InvalidRequest."""
     found = []
     for text in _bounded(ranges, "networks"):
         try:
