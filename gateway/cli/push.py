@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from adapters.other_layouts import advice
 from gateway.cli.adapter_client import AdapterClient, Json, PushFailed
 from gateway.cli.bundle import Bundle
 from gateway.cli.progress import ByteBar
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         key = _key(arguments)
         bundle = Bundle.of(arguments.folder, arguments.part_mb << 20)
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}", 2)
+        hints = advice(arguments.folder) if arguments.folder.is_dir() else []
+        return _fail(f"{error.filename}: {error.strerror}", 2, tuple(hints))
     if not key:
         return _fail(f"no API key: set ${KEY_VARIABLE} or give --key-file", 2)
     form: Json = {

@@ -223,6 +223,15 @@ async def test_an_admin_pushes_for_a_tenant(client, tmp_path, monkeypatch):
     assert await client.world.meaning("sql", "globex")
 
 
+def test_another_tools_layout_is_named_with_the_way_out(tmp_path, capsys):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "adapter_model.safetensors").rename(folder / "adapters.safetensors")
+    assert main(["adapter", "push", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "adapter_model.safetensors: No such file" in said
+    assert "adapters.safetensors: MLX's own layout is not read" in said
+
+
 def test_parts_cover_the_files_exactly(tmp_path):
     folder = adapter(tmp_path / "a")
     bundle = Bundle.of(folder, PART)
