@@ -7,7 +7,7 @@ What decides imports no torch. Modules by what they are about, in the order in w
     the loop          core: a round; reception, admission, door, deadlines: in; harvest, book: out;
                       mailbox, under_way, collector
     what runs next    scheduler, waiting, fairness, claims, portions, pace, tempo, waits;
-                      sequence, course, planned, step
+                      request, sequence, course, planned, step
     pages             pages, prefix, seating, eviction, swap; page_size
     adapters          residency, activation, placement, adapter_layout, adapter_memory,
                       adapter_table, adapter_vectors, outer, references

@@ -11,7 +11,8 @@ from collections.abc import Sequence as View
 from engine.counts import CountRecord
 from engine.metrics import EngineMetrics
 from engine.protocol import Counts, Finish, Output, RefusalCode, Refused, Step, ToGateway
-from engine.sequence import Phase, Request, Sequence
+from engine.request import Request
+from engine.sequence import Sequence
 from engine.traces import RequestTraces
 
 MOST_RECORDED = 10_000  # in one answer, well within a frame
@@ -147,6 +148,6 @@ class Book:
             self._boot,
             request.prompt_computed,
             request.generated,
-            all(choice.phase is Phase.FINISHED for choice in request.choices),
+            all(choice.finished for choice in request.choices),
             request.cached or 0,
         )

@@ -52,10 +52,10 @@ from engine.protocol import (
     ToGateway,
 )
 from engine.reception import Reception, limits_of
+from engine.request import Request
 from engine.residency import P
 from engine.scheduler import Scheduler
 from engine.seating import Seating
-from engine.sequence import Request
 from engine.speculation.payoff import Payoff
 from engine.speculation.speculation import Judge, Speculation
 from engine.traces import RequestTraces

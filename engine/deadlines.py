@@ -7,7 +7,7 @@ all, not only when it is due. Belongs to the engine loop's thread.
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
-from engine.sequence import Request
+from engine.request import Request
 
 FEW = 32  # not worth clearing away
 

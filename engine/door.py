@@ -11,9 +11,9 @@ from engine.admission import Refusal
 from engine.book import Book
 from engine.config import EngineConfig
 from engine.protocol import RefusalCode, Submit
+from engine.request import Request
 from engine.residency import P
 from engine.scheduler import Scheduler
-from engine.sequence import Request
 
 SOONEST_MS, LATEST_MS = 50, 60_000  # in which a client is told to come back
 

@@ -15,9 +15,10 @@ from engine.handoff.handoffs import Handoffs
 from engine.metrics import EngineMetrics
 from engine.planned import Plan, Planned
 from engine.protocol import Finish, Output, TokenLogprobs
+from engine.request import Request
 from engine.residency import P
 from engine.scheduler import Scheduler
-from engine.sequence import Phase, Request, Sequence
+from engine.sequence import Sequence
 from engine.step import NO_ADAPTER, Drawn
 from engine.under_way import UnderWay, guarded
 
@@ -54,7 +55,7 @@ class Harvest(Generic[P]):
         self._count_pass(under_way, kept=sum(len(drawn.further) for drawn in result.drawn))
         prompt = generated = 0
         for item, drawn in zip(plan.planned, result.drawn, strict=True):
-            if item.sequence.phase is Phase.FINISHED:  # before this pass was over
+            if item.sequence.finished:  # before this pass was over
                 item.sequence.request.spent -= item.draws
                 continue
             before = item.sequence.generated
@@ -70,7 +71,7 @@ class Harvest(Generic[P]):
         self._metrics.failed_step()
         for item in plan.planned:
             item.sequence.request.spent -= item.draws
-            if item.sequence.phase is not Phase.FINISHED:
+            if not item.sequence.finished:
                 text = f"the forward pass failed ({type(error).__name__})"
                 self._book.finish(item.sequence, Finish.ERROR, text)
 

@@ -18,7 +18,7 @@ from engine.matcher import Grammars, Turn
 from engine.metrics import EngineMetrics
 from engine.planned import Plan, Planned
 from engine.protocol import Finish, RefusalCode
-from engine.sequence import Phase, Request
+from engine.request import Request
 from engine.step import Masks, Pending
 
 MASKS_S = 60.0  # work on masks is bounded: more than this means that their thread is lost
@@ -86,5 +86,5 @@ def _masked(plan: Plan) -> Iterator[Planned]:
     """What is left of a plan that grammars hold to something."""
     for item in plan.planned:
         wanted = item.chunk.draw is not None and item.chunk.draw.masked
-        if wanted and item.sequence.phase is not Phase.FINISHED:
+        if wanted and not item.sequence.finished:
             yield item

@@ -3,7 +3,8 @@
 from collections.abc import Sequence as View
 from dataclasses import dataclass, field
 
-from engine.sequence import Request, Sequence
+from engine.request import Request
+from engine.sequence import Sequence
 from engine.step import NO_ADAPTER, Chunk, StepPlan
 
 

@@ -17,9 +17,10 @@ from engine.handoff.handoffs import Handoffs
 from engine.masking import Masking
 from engine.metrics import EngineMetrics
 from engine.protocol import Goodbye, RefusalCode, Refused, Role, Submit
+from engine.request import Request
 from engine.residency import P
 from engine.scheduler import Scheduler
-from engine.sequence import Request, Sequence
+from engine.sequence import Sequence
 
 
 class Reception(Generic[P]):

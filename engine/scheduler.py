@@ -24,9 +24,10 @@ from engine.pace import Pace
 from engine.planned import Plan, Planned, chunk_of
 from engine.portions import Claim, Portions
 from engine.protocol import Submit
+from engine.request import Awaits
 from engine.residency import P
 from engine.seating import Seat, Seating
-from engine.sequence import Awaits, Phase, Sequence
+from engine.sequence import Phase, Sequence
 from engine.speculation.speculation import Speculation
 from engine.tempo import Tempo
 from engine.waiting import WaitingQueue

@@ -20,8 +20,9 @@ from engine.eviction import Dependants, Eviction
 from engine.observer import Observer
 from engine.pages import PagePool
 from engine.prefix import Node, PrefixIndex
+from engine.request import Request
 from engine.residency import P, Residency
-from engine.sequence import Phase, Request, Sequence
+from engine.sequence import Phase, Sequence
 from engine.swap import Swap
 
 HEADROOM = 50  # one page in so many stays free when a sequence is admitted

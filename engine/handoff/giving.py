@@ -13,7 +13,8 @@ from engine.handoff.key import key_of
 from engine.handoff.news import Broken, News, PageTransfer, Wanted, WasRead, Wire
 from engine.observer import Handed, Handoff, Observer, Side
 from engine.protocol import Output, Ticket, TokenLogprobs
-from engine.sequence import Phase, Request, Sequence
+from engine.request import Request
+from engine.sequence import Phase, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Giving:
         """After a pass was taken in: let go what can leave, and see who is over."""
         for name, leaving in list(self._leaving.items()):
             sequence = leaving.sequence
-            if sequence.phase is Phase.FINISHED:
+            if sequence.finished:
                 self._end(name, Handed.ENDED, now)
             elif self._yielded(leaving):
                 self._fail(name, Handed.YIELDED, now, "its pages were needed")
@@ -178,7 +179,7 @@ class Giving:
         leaving = self._leaving[name]
         self._wire.drop(name, reason)
         self._end(name, outcome, now)
-        if leaving.sequence.phase is not Phase.FINISHED:
+        if not leaving.sequence.finished:
             self._finish(leaving.sequence, None, f"handoff: {reason}")
 
     def _end(self, name: str, outcome: Handed, now: float) -> None:

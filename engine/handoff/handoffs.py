@@ -9,8 +9,8 @@ from engine.handoff.news import News, PageTransfer, Wire
 from engine.handoff.taking import Deliver, Taking
 from engine.observer import Observer
 from engine.protocol import RefusalCode, Submit
+from engine.request import Request
 from engine.seating import Seating
-from engine.sequence import Request
 
 
 class Handoffs:

@@ -13,8 +13,9 @@ from engine.handoff.key import key_of
 from engine.handoff.news import Arrived, Came, Held, Lost, News, Offered, PageTransfer, Shown, Wire
 from engine.observer import Handed, Handoff, Observer, Side
 from engine.protocol import TokenLogprobs
+from engine.request import Awaits, Request
 from engine.seating import Seating
-from engine.sequence import Awaits, Phase, Request, Sequence
+from engine.sequence import Phase, Sequence
 
 Deliver = Callable[[Sequence, int, TokenLogprobs | None], None]
 
@@ -101,7 +102,7 @@ class Taking:
         """After a pass was planned: see who runs now, who is over and who waits in vain."""
         for name, coming in list(self._coming.items()):
             sequence, awaits = coming.sequence, coming.request.awaits
-            if sequence.phase is Phase.FINISHED:
+            if sequence.finished:
                 self._end(name, Handed.ENDED, now)
             elif awaits is Awaits.NOTHING:
                 self._end(name, Handed.YIELDED, now)

@@ -3,7 +3,8 @@
 import pytest
 
 from engine.protocol import Finish, Sampling, Submit, TokenLogprobs
-from engine.sequence import Phase, Request, Sequence
+from engine.request import Request
+from engine.sequence import Phase, Sequence
 from engine.step import DRAWN, Drawn
 
 
