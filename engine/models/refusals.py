@@ -10,6 +10,8 @@ LATENT = "latent attention (MLA): one compressed K and V per token in the pages"
 STATE = "state-space or recurrent layers, with a state per sequence beside the pages of K and V"
 LAYER_NORM = "LayerNorm with biases and an ungated MLP"
 SIGHT = "a tower for images or audio other than CLIP or SigLIP in a LlavaForConditionalGeneration"
+HEADLESS = "an output head: the checkpoint holds a model without one"
+BIASES = "settings of biases under names of its own"
 ALTERNATING = "local and global layers that alternate"
 
 # The first fragment that an architecture's name contains speaks for it.
@@ -47,7 +49,19 @@ NEEDS: Mapping[str, str] = {
     "StableLm": f"{LAYER_NORM}; RoPE on part of each head",
     "ChatGLM": "q, k and v stored as one module; RoPE on part of each head, on adjacent pairs",
     "Glm": "RoPE on part of each head, on adjacent pairs; gate and up stored as one module",
+    "InternLM3": BIASES,
+    "SeedOss": BIASES,
     "InternLM": "q, k and v stored as one module",
+    "Apertus": "an ungated MLP with xIELU, and norms of q and k",
+    "Arcee": "an ungated MLP with squared ReLU",
+    "NemotronH": STATE,
+    "Nemotron": f"{LAYER_NORM} with squared ReLU; RoPE on part of each head",
+    "DeciLM": "layers that differ in their shapes, some without attention",
+    "Exaone4": f"{ALTERNATING}, the global ones without RoPE; norms after each block",
+    "Exaone": "names of modules of its own",
+    "MiniCPM": "multipliers on embeddings, residuals and logits",
+    "Ernie4_5": "RoPE on adjacent pairs",
+    "HunYuanDense": "norms of q and k after RoPE",
     "Baichuan": "q, k and v stored as one module; ALiBi in the larger models",
     "QWen": "the first Qwen's names of modules and its RoPE that depends on the prompt's length",
     "Falcon": f"{LAYER_NORM}; q, k and v stored as one module, attention and MLP side by side",
@@ -63,4 +77,5 @@ NEEDS: Mapping[str, str] = {
 
 def what_it_needs(architecture: str) -> str | None:
     """For a name we know something about."""
-    return next((need for part, need in NEEDS.items() if part in architecture), None)
+    known = next((need for part, need in NEEDS.items() if part in architecture), None)
+    return HEADLESS if known is None and architecture.endswith("Model") else known

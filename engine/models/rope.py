@@ -55,6 +55,12 @@ class DynamicScaling:
 
 Scaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+WHY = {  # a setting is not supported, and what to do
+    "attn_factor": (
+        ": transformers ignores it, others multiply 0.1 ln(factor) + 1 with it; leave it out, or "
+        "write the product as attention_factor, which all read alike"
+    ),
+}
 KNOWN = frozenset({
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor",
     "high_freq_factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
@@ -85,7 +91,8 @@ def read_rope(config: Config, max_position: int) -> Rope:
     """Raises CheckpointInvalid for a kind or a setting that we would not compute."""
     settings = _settings(config)
     if unknown := sorted(settings.keys() - KNOWN):
-        raise CheckpointInvalid(f"config.json: RoPE setting {unknown[0]!r} is not supported")
+        why = WHY.get(unknown[0], "")
+        raise CheckpointInvalid(f"config.json: RoPE setting {unknown[0]!r} is not supported{why}")
     partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise CheckpointInvalid(f"config.json: partial_rotary_factor={partial}; expected 1.0")

@@ -92,6 +92,10 @@ def test_a_mistral_with_alternating_windows_is_refused():
         ("MambaForCausalLM", "state"),
         ("JambaForCausalLM", "experts"),
         ("BertForMaskedLM", "generates no text"),
+        ("InternLM3ForCausalLM", "biases"),
+        ("NemotronHForCausalLM", "state-space"),
+        ("ApertusForCausalLM", "xIELU"),
+        ("Qwen3Model", "output head"),
     ],
 )
 def test_another_architecture_is_refused_by_name_with_what_it_would_need(name, need):

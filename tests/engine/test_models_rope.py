@@ -142,3 +142,11 @@ def test_old_and_new_settings_that_say_the_same_are_read_once():
     assert (
         ModelSpec.read(both).rope == ModelSpec.read(shape(YARN | {"rope_theta": 5e5}).config).rope
     )
+
+
+def test_a_setting_that_readers_read_differently_is_refused_with_the_way_out():
+    settings = {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.878}
+    with pytest.raises(
+        CheckpointInvalid, match=r"'attn_factor' is not supported: .* as attention_f"
+    ):
+        ModelSpec.read(Shape().config | {"rope_scaling": settings})
