@@ -2,7 +2,7 @@
 
 What decides imports no torch. Modules by what they are about, in the order in which to read them:
 
-    said to gateways  protocol, transport, tls, address; client and handing are a gateway's end;
+    said to gateways  protocol, transport, tls, address; client, stream, handing: a gateway's end;
                       server is ours; beats, bulletin
     the loop          core: a round; reception, admission, door, deadlines: in; harvest, book: out;
                       mailbox, under_way, collector

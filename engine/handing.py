@@ -17,8 +17,9 @@ from typing import Self
 
 import msgspec
 
-from engine.client import EngineClient, EngineLost, RequestRefused
+from engine.client import EngineClient
 from engine.protocol import Finish, Forgo, Submit, Ticket
+from engine.stream import EngineLost, RequestRefused
 
 SECRET_BYTES = 32
 SEED_BITS = 63

@@ -5,7 +5,7 @@
 
 import msgspec
 
-from engine.client import EngineLost
+from engine.stream import EngineLost
 from gateway.errors import GatewayError, RouteNotFound
 from gateway.fleet.fleet import Fleet
 from gateway.http import Receive, Reply, Request, Scope, Send

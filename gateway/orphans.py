@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
 from engine.protocol import Counts
+from engine.stream import EngineLost
 from gateway.fleet.fleet import Fleet
 from gateway.inference.embedding import MOST_INPUTS
 from gateway.inference.generation import MOST_AT_ONCE, MOST_LOST

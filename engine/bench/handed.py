@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.bench.traffic import Arrival
-from engine.client import EngineClient, EngineLost, RequestRefused, Stream
+from engine.client import EngineClient
 from engine.handing import GiverQueues, Handing
 from engine.protocol import Finish, Sampling, Submit
+from engine.stream import EngineLost, RequestRefused, Stream
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 

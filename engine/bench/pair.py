@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
+from engine.stream import EngineLost
 
 START_S = 540.0
 STOP_S = 20.0

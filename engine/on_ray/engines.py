@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
 from engine.on_ray.scaling import Busy, Scaling
+from engine.stream import EngineLost
 
 LOOK_S = 1.0
 START_S = 600.0  # until an engine answers: a large checkpoint takes its time

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.client import EngineLost, RequestRefused
 from engine.protocol import (
     AdapterRef,
     Finish,
@@ -23,6 +22,7 @@ from engine.protocol import (
     TokenLogprobs,
     Verdict,
 )
+from engine.stream import EngineLost, RequestRefused
 from gateway.adapter_api.divergence import SAME, divergence, limit_of, mean
 from gateway.errors import AdapterRefused, NoEngine, Unavailable
 from gateway.fleet.fleet import Fleet

@@ -8,7 +8,8 @@ import asyncio
 from pathlib import Path
 
 from engine.address import AddressInvalid
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
+from engine.stream import EngineLost
 from gateway.cli.console import Console
 from gateway.cli.desk import Commands
 from gateway.cli.stores import stores_of

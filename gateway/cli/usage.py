@@ -9,8 +9,9 @@ import httpx2
 import msgspec
 
 from engine.address import AddressInvalid
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
 from engine.protocol import Counts
+from engine.stream import EngineLost
 from engine.tls import Credentials
 from gateway.cli.billing import month
 from gateway.cli.desk import NOBODY, Commands, Desk, add_command

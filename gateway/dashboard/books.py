@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from engine.client import EngineLost
 from engine.protocol import Counts
+from engine.stream import EngineLost
 from gateway.counters import SETTLED_S, CounterCheck
 from gateway.db import Database
 from gateway.fleet.fleet import Fleet

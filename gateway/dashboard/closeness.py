@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.client import EngineLost
+from engine.stream import EngineLost
 from gateway.fleet.member import Member
 from gateway.usage.pace import FIRST, TOKEN, quantile
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 
-from engine.client import Stream
 from engine.protocol import Submit
+from engine.stream import Stream
 from gateway.errors import NoEngine
 from gateway.fleet.handoffs import HandoffRule, Handoffs, gives_only
 from gateway.fleet.member import Member

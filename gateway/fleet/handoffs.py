@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine.client import Stream
 from engine.handing import GiverQueues, Handing
 from engine.protocol import Role, Submit
+from engine.stream import Stream
 from gateway.fleet.member import Member
 from gateway.fleet.prefixes import DEEPEST, Prefixes
 from gateway.fleet.router import SATURATED

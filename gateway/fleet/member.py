@@ -12,8 +12,9 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from engine.address import AddressInvalid
-from engine.client import EngineClient, EngineLost, Stream, UnequalVersions
+from engine.client import EngineClient, UnequalVersions
 from engine.protocol import Load, Submit, Welcome
+from engine.stream import EngineLost, Stream
 from engine.tls import NO_CREDENTIALS, Credentials
 
 FIRST_PAUSE = 0.05  # seconds before the second attempt to connect; doubles each time

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from msgspec import structs
 
-from engine.client import Ear, RequestRefused, Stream
-from engine.client import EngineLost as ConnectionDied
 from engine.protocol import Output, RefusalCode, Submit
+from engine.stream import Ear, RequestRefused, Stream
+from engine.stream import EngineLost as ConnectionDied
 from gateway.errors import (
     AdapterFailed,
     ContextTooLong,

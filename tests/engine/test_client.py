@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from engine.address import AddressInvalid
-from engine.client import EngineClient, EngineLost, RequestRefused
+from engine.client import EngineClient
 from engine.protocol import (
     AdapterRef,
     Cancel,
@@ -24,6 +24,7 @@ from engine.protocol import (
     ToGateway,
     Usage,
 )
+from engine.stream import EngineLost, RequestRefused
 from engine.transport import Connection, ConnectionLost, listen
 from tests.fakes.clock import until
 from tests.fakes.engine import EOS, FakeEngine

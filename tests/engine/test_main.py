@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient, EngineLost, RequestRefused
+from engine.client import EngineClient
 from engine.protocol import Finish, RefusalCode
+from engine.stream import EngineLost, RequestRefused
 from tests.e2e.server import free_port
 from tests.engine.harness import submit
 from tests.engine.pages_of_metrics import Page

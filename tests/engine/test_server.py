@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient, EngineLost, RequestRefused
+from engine.client import EngineClient
 from engine.core import Core
 from engine.counts import CountRecord
 from engine.errors import DeviceLost
@@ -27,6 +27,7 @@ from engine.protocol import (
     Welcome,
 )
 from engine.server import Server
+from engine.stream import EngineLost, RequestRefused
 from engine.tls import NO_GUARD, Guard
 from engine.transport import Connection, ConnectionLost, dial
 from tests.engine.harness import config, submit

@@ -10,10 +10,11 @@ from cryptography import x509
 
 from engine.__main__ import _warn_of_strangers
 from engine.address import AddressInvalid
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol import Hello, ToEngine
+from engine.stream import EngineLost
 from engine.tls import (
     ClientTls,
     Credentials,

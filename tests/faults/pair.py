@@ -8,8 +8,9 @@ import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from engine.client import EngineClient, EngineLost
+from engine.client import EngineClient
 from engine.protocol import Counts
+from engine.stream import EngineLost
 from gateway.config import Secret
 from gateway.identity.service import KeyTerms
 from gateway.usage.reconcile import merged
